@@ -1,1 +1,1 @@
-"""The command `relatum` with its subcommands. It is the topmost package: no other package imports it."""
+"""The command `relatum` with its subcommands. No other package imports this package."""

@@ -6,7 +6,7 @@ import typer
 
 from relatum.contexts import AffinitySet, AffinitySets
 from relatum.errors import InvalidInput
-from relatum_cli.contexts import LIST_MAX, Limit, Partition, Place, SuperStreamOptions
+from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions
 from relatum_cli.options import Commands, argument, option, parse_span
 from relatum_cli.show import Cells, answer, print_json, show
 
@@ -20,13 +20,13 @@ Names = Annotated[list[str] | None, argument("The sets' names.", "[NAME]…")]
 @affinity.command("list")
 def list_sets(
     *,
-    prefix: str = option("", "Only sets whose names begin with this."),
+    prefix: str = option("", "Only sets whose names begin with this prefix."),
     partition: Partition = None,
     limit: Limit = LIST_MAX,
     given: SuperStreamOptions,
 ) -> None:
-    """List the open sets, by name. The broker's URL is used only for its virtual host. `--json` prints a list."""
-    with given.looking(AffinitySets) as sets:
+    """List the open sets by name. The broker's URL is used only for its virtual host. `--json` prints a list."""
+    with given.open_stored(AffinitySets) as sets:
         found = sets.list(prefix, partition=partition, limit=limit)
     show(found, _COLUMNS, as_json=given.as_json, empty="No such set is open.")
 
@@ -47,7 +47,7 @@ _COLUMNS: Final[Cells] = {
 @affinity.command("show")
 def show_set(*, name: str = argument("The set's name.", "NAME"), given: SuperStreamOptions) -> None:
     """Show one open set. `--json` prints one document."""
-    with given.looking(AffinitySets) as sets:
+    with given.open_stored(AffinitySets) as sets:
         found = sets.inspect(name)
     if given.as_json:
         print_json(found)
@@ -59,13 +59,13 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: SuperStr
 def close(
     *, names: Names = None, idle: str | None = option(None, IDLE, metavar="SPAN"), given: SuperStreamOptions
 ) -> None:
-    """Close sets by name, or unused sets. Later messages with their names begin new sets.
+    """Close sets by name, or unused sets. A later message with the same set name opens a new set.
 
     `--json` prints one document: the number of closed sets.
     """
     if bool(names) == (idle is not None):
-        raise typer.BadParameter("give names, or --idle")
-    with given.looking(AffinitySets) as sets:
+        raise typer.BadParameter("give either names or --idle")
+    with given.open_stored(AffinitySets) as sets:
         if idle is not None:
             closed = sets.close_idle(parse_span(idle))
         else:
@@ -77,28 +77,30 @@ def close(
 def move(
     *,
     names: Names = None,
-    to: str = option("", "The partition to move them to.", "--to", metavar="STREAM"),
+    to: str = option("", "The target partition.", "--to", metavar="STREAM"),
     source: str | None = option(None, "Move all sets of this partition.", "--from", metavar="STREAM"),
     given: SuperStreamOptions,
 ) -> None:
-    """Move sets to another partition. Their messages wait during the move, and consumers see them in order.
+    """Move sets to another partition. During the move their messages wait, so that consumers read them in order.
 
     `--json` prints one document: the list of the moves.
     """
     if not to or bool(names) == (source is not None):
         raise typer.BadParameter("give --to, and either names or --from")
-    with given.moving(AffinitySets) as sets:
+    with given.open_with_broker(AffinitySets) as sets:
         if source is not None:
-            given.show_moves(sets.consolidate, source, to, what="set")
+            given.show_moves(sets.consolidate, source, to, noun="set")
         else:
-            given.show_moves(sets.move, names, to, what="set")
+            given.show_moves(sets.move, names, to, noun="set")
 
 
 @affinity.command()
-def weight(*, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: Place) -> None:
-    """Set the weights of partitions, for routers that balance by weight. 0 means no new sets."""
+def weight(
+    *, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: PlacementOptions
+) -> None:
+    """Set the weights of partitions, for routers that balance by weight. A partition of weight 0 gets no new sets."""
     by_stream = dict(map(_weight, weights))
-    with given.looking(AffinitySets) as sets:
+    with given.open_stored(AffinitySets) as sets:
         sets.set_weights(by_stream)
 
 
@@ -107,4 +109,4 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return stream, float(number)
     except ValueError:
-        raise InvalidInput(f"{text!r} is not a weight: write STREAM=WEIGHT, such as orders-0=2.5") from None
+        raise InvalidInput(f"{text!r} is not a weight: give STREAM=WEIGHT, such as orders-0=2.5") from None

@@ -1,4 +1,4 @@
-"""The application: a list of commands, each imported when it runs. An error is one line and an exit code."""
+"""The application: the list of commands, each imported when it runs. Prints an error as one line, with an exit code."""
 
 import sys
 from importlib import import_module
@@ -20,8 +20,8 @@ ORDER: Final = "Order and groups"
 OPERATE: Final = "Operate"
 
 
-class Listed(NamedTuple):
-    """A command in the list of the help: where it is, the heading above it, and the first paragraph of its own help."""
+class Entry(NamedTuple):
+    """A command as the help lists it: its module, its heading, and the first paragraph of its own help."""
 
     module: str
     panel: str
@@ -29,60 +29,60 @@ class Listed(NamedTuple):
 
 
 COMMANDS: Final = {
-    "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
-    "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Listed("find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time."),
-    "trace": Listed("find", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
-    "read": Listed("find", LOOK_UP, "Read messages at offsets, without the database."),
-    "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
-    "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
-    "web": Listed("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
-    "mcp": Listed("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
-    "keys": Listed("keys", RECORD, "Define, list and remove relationship keys."),
-    "tap": Listed("streams", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
-    "untap": Listed("streams", RECORD, "Stop copying exchanges. Streams and recorded rows stay."),
-    "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
-    "backfill": Listed("record", RECORD, "Record what is not recorded yet. You can stop it; it resumes from there."),
-    "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
-    "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
-    "forget": Listed("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
-    "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
-    "groups": Listed("groups", ORDER, "List incomplete groups; show one group, or a consumer of groups."),
-    "outcome": Listed("status", ORDER, "Show the outcomes of messages that collectors took."),
-    "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
-    "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
-    "super-stream": Listed("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
-    "up": Listed("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
-    "demo": Listed("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
-    "migrate": Listed("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
+    "find": Entry("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
+    "related": Entry("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
+    "around": Entry("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
+    "trace": Entry("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
+    "read": Entry("find", LOOK_UP, "Read messages at offsets, without the database."),
+    "expect": Entry("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
+    "missing": Entry("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
+    "web": Entry("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
+    "mcp": Entry("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
+    "keys": Entry("keys", RECORD, "Define, list and remove relationship keys."),
+    "tap": Entry("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
+    "untap": Entry("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
+    "record": Entry("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
+    "backfill": Entry("record", RECORD, "Record messages that are not recorded yet; a stopped run can be resumed."),
+    "verify": Entry("record", RECORD, "Compare streams with the recorded rows, in both directions."),
+    "prune": Entry("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
+    "forget": Entry("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
+    "status": Entry("status", RECORD, "Show how far each stream is recorded, and its latest events."),
+    "groups": Entry("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
+    "outcome": Entry("status", ORDER, "Show the outcomes of messages that collectors process."),
+    "contexts": Entry("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
+    "affinity": Entry("affinity", ORDER, "List, show, close and move affinity sets."),
+    "super-stream": Entry("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
+    "up": Entry("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
+    "demo": Entry("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
+    "migrate": Entry("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
 }
 """All commands, in the order of the help."""
 
 
 def load(name: str) -> Any:
     """Import a command, and return it as a Click command."""
-    listed = COMMANDS[name]
-    found = getattr(import_module(f"relatum_cli.{listed.module}"), name.replace("-", "_"))
-    # Typer only converts the functions and applications that were added to an application.
-    around = Commands(rich_markup_mode="markdown")
+    entry = COMMANDS[name]
+    found = getattr(import_module(f"relatum_cli.{entry.module}"), name.replace("-", "_"))
+    # Typer converts only functions and applications that are part of an application.
+    parent = Commands(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
-        around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
+        parent.add_typer(found, name=name, help=entry.help, no_args_is_help=True)
     else:
         # The MOMENT of `around` may be -5m, which is not an option.
-        around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
-    return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
+        parent.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
+    return typer.main.get_group(parent).get_command(None, name)  # type: ignore[arg-type]
 
 
-class _Lazy(TyperGroup):
-    """Imports commands when they run, and turns a `RelatumError` into one line and an exit code."""
+class _LazyGroup(TyperGroup):
+    """Imports a command when it runs, and prints a `RelatumError` as one line, with an exit code."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, listed in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=listed.help, rich_help_panel=listed.panel), name)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.help, rich_help_panel=entry.panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Resolve as Typer does, but return the command itself instead of its placeholder in the list."""
+        """Resolve a command as Typer does, and import it: the list has only placeholders."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
             found = load(name)
@@ -100,7 +100,7 @@ class _Lazy(TyperGroup):
 
 app = typer.Typer(
     name="relatum",
-    cls=_Lazy,
+    cls=_LazyGroup,
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -109,7 +109,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-"""The application. It calls its `obj` after it has imported a command, and before it runs the command."""
+"""The application. It calls its `obj` after importing a command, and before running it."""
 
 
 def _print_version(wanted: bool) -> None:

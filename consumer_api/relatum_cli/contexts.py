@@ -1,4 +1,4 @@
-"""`relatum contexts`: show, assign, move and verify the contexts of a super stream; what `affinity` shares with it."""
+"""`relatum contexts`: shows, assigns, moves and verifies a super stream's contexts; options shared with `affinity`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,43 +20,43 @@ contexts = Commands()
 T = TypeVar("T", bound=SerializationContexts)
 
 LIST_MAX: Final = 1_000
-"""How many contexts or sets are listed by default."""
+"""Default number of contexts or sets to list."""
 
 FINDINGS_SHOWN: Final = 20
-"""The most findings printed as text."""
+"""Maximum number of findings printed as text."""
 
-HEADER: Final = "The header that names contexts; by default the one in the database, or serialization_context."
+HEADER: Final = "The header that names contexts; by default the header in the database, or serialization_context."
 
 Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
-Limit = Annotated[int, shared("How many to list at most.", min=1, shown=True)]
+Limit = Annotated[int, shared("The maximum number to list.", min=1, shown=True)]
 Names = Annotated[list[str], argument("The contexts' names.", "CONTEXT…")]
-To = Annotated[str, shared("The partition to move them to.", "--to", metavar="STREAM")]
+To = Annotated[str, shared("The target partition.", "--to", metavar="STREAM")]
 
 
 @dataclass(frozen=True)
-class Place(ServerOptions):
-    """The super stream of a command for contexts or affinity sets."""
+class PlacementOptions(ServerOptions):
+    """The options of a command for contexts or affinity sets: servers and super stream."""
 
     super_stream: str = argument("The super stream's name.", "SUPER_STREAM")
 
-    def looking(self, kind: type[T]) -> T:
+    def open_stored(self, kind: type[T]) -> T:
         """Open the contexts or sets in the database. The broker's URL is used only for its virtual host."""
         return kind(self.super_stream, self.database_url, vhost=self.vhost)
 
-    def moving(self, kind: type[T]) -> T:
+    def open_with_broker(self, kind: type[T]) -> T:
         """Open the contexts or sets with the broker, which moves need."""
         return kind(self.super_stream, self.database_url, broker=self.broker)
 
 
 @dataclass(frozen=True)
-class SuperStreamOptions(Place):
-    """The super stream of a command, and `--json`."""
+class SuperStreamOptions(PlacementOptions):
+    """`PlacementOptions`, and `--json`."""
 
     as_json: Json = False
 
-    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
+    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, noun: str = "context") -> None:
         """Call a function that moves contexts or sets, and print the result."""
-        with progress_bars(f"{what}s") as update:
+        with progress_bars(f"{noun}s") as update:
 
             def on_progress(progress: MoveProgress) -> None:
                 update("moving", progress.contexts_done, progress.contexts_all)
@@ -64,7 +64,7 @@ class SuperStreamOptions(Place):
             moves = move(*arguments, progress=on_progress)
         print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
         if moves and not self.as_json:
-            say(f"{counted(sum(each.contexts for each in moves), what)} in {counted(len(moves), 'move')}.")
+            say(f"{counted(sum(each.contexts for each in moves), noun)} in {counted(len(moves), 'move')}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "N
         "contexts": "contexts",
         "from": "source",
         "to": "target",
-        "state": lambda move: str(move.state) + (", going back" if move.aborting and not move.state.is_ended else ""),
+        "state": lambda move: str(move.state) + (", aborting" if move.aborting and not move.state.is_ended else ""),
         "started": "started_at",
         "pause": lambda move: None if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms",
         "held by": lambda move: None if move.state.is_ended else move.holder if move.is_attended else "none",
@@ -89,7 +89,7 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "N
 @contexts.command()
 def status(*, given: SuperStreamOptions) -> None:
     """Show the partitions with their contexts, and the moves in progress. `--json` prints one document."""
-    with given.looking(SerializationContexts) as opened:
+    with given.open_stored(SerializationContexts) as opened:
         found = opened.status()
     if given.as_json:
         print_json(asdict(found) | {"moves": [move_document(move) for move in found.moves]})
@@ -104,25 +104,25 @@ def status(*, given: SuperStreamOptions) -> None:
 @contexts.command("list")
 def list_contexts(*, partition: Partition = None, limit: Limit = LIST_MAX, given: SuperStreamOptions) -> None:
     """List contexts by name, each with its partition. `--json` prints JSON lines."""
-    with given.looking(SerializationContexts) as opened:
+    with given.open_stored(SerializationContexts) as opened:
         show(islice(opened.assignments(partition), limit), _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 @contexts.command("show")
 def show_contexts(*, names: Names, given: SuperStreamOptions) -> None:
-    """Show the partitions of contexts. Exits with code 6 if a context has none. `--json` prints JSON lines."""
-    with given.looking(SerializationContexts) as opened:
+    """Show the partitions of contexts. Exits with code 6 if a context has no partition. `--json` prints JSON lines."""
+    with given.open_stored(SerializationContexts) as opened:
         found = [opened.assignment_of(name) for name in names]
     show(found, _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
 @contexts.command()
 def assign(*, to: To, names: Names, given: SuperStreamOptions) -> None:
-    """Assign contexts to a partition before their first messages. A context of another partition is not moved: code 7.
+    """Assign contexts to a partition before their first messages.
 
-    `--json` prints JSON lines.
+    Does not move a context that has another partition: exits with code 7. `--json` prints JSON lines.
     """
-    # The broker is only asked if the super stream is not in the database yet.
+    # The broker is queried only if the super stream is not in the database yet.
     broker = given.broker if given.broker_url else None
     with SerializationContexts(given.super_stream, given.database_url, broker=broker) as opened:
         show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json, json_lines=True)
@@ -144,10 +144,10 @@ def move(
     *,
     to: To,
     names: list[str] | None = argument("The contexts' names.", "[CONTEXT]…", default=None),
-    file: typer.FileText | None = option(None, "A file of names, one a line; - is stdin.", encoding="utf-8"),
+    file: typer.FileText | None = option(None, "A file with one name per line; - is stdin.", encoding="utf-8"),
     given: SuperStreamOptions,
 ) -> None:
-    """Move contexts to a partition, while publishers publish and consumers consume.
+    """Move contexts to another partition. Publishers and consumers continue during the move.
 
     `--json` prints one document: the list of the moves.
     """
@@ -157,7 +157,7 @@ def move(
         wanted = names if file is None else [line for line in file.read().splitlines() if line]
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{str(file)!r} cannot be read: it is not UTF-8 text") from error
-    with given.moving(SerializationContexts) as opened:
+    with given.open_with_broker(SerializationContexts) as opened:
         given.show_moves(opened.move, wanted, to)
 
 
@@ -165,40 +165,39 @@ def move(
 def consolidate(
     *, sources: list[str] = argument("The partitions to empty.", "STREAM…"), to: To, given: SuperStreamOptions
 ) -> None:
-    """Move all contexts of some partitions to one. `--json` prints one document: the list of the moves."""
-    with given.moving(SerializationContexts) as opened:
+    """Move all contexts of some partitions to one partition. `--json` prints one document: the list of the moves."""
+    with given.open_with_broker(SerializationContexts) as opened:
         given.show_moves(opened.consolidate, sources, to)
 
 
 @contexts.command()
 def rebalance(
     *,
-    over: list[str] | None = argument("The partitions to spread over; all by default.", "[STREAM…]", default=None),
-    dry_run: bool = option(False, "Only show how many contexts would move where.", "--dry-run"),
+    over: list[str] | None = argument("The target partitions; all by default.", "[STREAM…]", default=None),
+    dry_run: bool = option(False, "Only show how many contexts would move to which partition.", "--dry-run"),
     given: SuperStreamOptions,
 ) -> None:
     """Spread contexts evenly over partitions.
 
-    `--json` prints one document: the list of the moves, or with `--dry-run` the contexts by the partition they would
-    go to.
+    `--json` prints one document: the list of the moves, or with `--dry-run` the contexts by target partition.
     """
-    with given.moving(SerializationContexts) as opened:
+    with given.open_with_broker(SerializationContexts) as opened:
         planned = opened.plan(over or None)
         if not dry_run:
             given.show_moves(opened.rebalance, planned)
             return
-    lines = [f"{counted(len(names), 'context')} would go to {stream}." for stream, names in planned.moves.items()]
+    lines = [f"{counted(len(names), 'context')} would move to {stream}." for stream, names in planned.moves.items()]
     answer(planned.moves, *(lines or ["The contexts are spread evenly."]), as_json=given.as_json)
 
 
 @contexts.command("moves")
 def list_moves(
     *,
-    latest: int | None = option(None, "Show this many latest moves, including ended ones.", min=1),
+    latest: int | None = option(None, "Show this many of the latest moves, including ended moves.", min=1),
     given: SuperStreamOptions,
 ) -> None:
-    """Show the moves in progress, and which process attends to each. `--json` prints one document."""
-    with given.looking(SerializationContexts) as opened:
+    """Show the moves in progress, and the process that runs each. `--json` prints one document."""
+    with given.open_stored(SerializationContexts) as opened:
         found = opened.moves(latest=latest)
     print_moves(found, as_json=given.as_json)
 
@@ -206,14 +205,16 @@ def list_moves(
 @contexts.command()
 def resume(
     *,
-    moves: list[int] | None = argument("The moves' numbers; all in progress by default.", "[MOVE…]", default=None),
+    moves: list[int] | None = argument(
+        "The moves' numbers; all moves in progress by default.", "[MOVE…]", default=None
+    ),
     given: SuperStreamOptions,
 ) -> None:
-    """Resume moves whose mover died. Several processes may do so concurrently.
+    """Resume moves whose process died. Safe to run several times concurrently.
 
     `--json` prints one document: the list of the moves as they ended.
     """
-    with given.moving(SerializationContexts) as opened:
+    with given.open_with_broker(SerializationContexts) as opened:
         wanted = moves or [move.move_id for move in opened.moves()]
         given.show_moves(lambda progress: [opened.resume(move_id, progress=progress) for move_id in wanted])
 
@@ -222,11 +223,11 @@ def resume(
 def abort(
     *,
     moves: list[int] = argument("The moves' numbers.", "MOVE…"),
-    reason: str | None = option(None, "Stored with the move."),
+    reason: str | None = option(None, "The reason, which is stored with the move."),
     given: SuperStreamOptions,
 ) -> None:
-    """Abort moves: their contexts stay where they were. `--json` prints one document, the list of the moves."""
-    with given.moving(SerializationContexts) as opened:
+    """Abort moves: their contexts stay in their partitions. `--json` prints one document, the list of the moves."""
+    with given.open_with_broker(SerializationContexts) as opened:
         given.show_moves(lambda progress: [opened.abort(each, reason=reason, progress=progress) for each in moves])
 
 
@@ -240,11 +241,11 @@ def add_partition(
     binding_key: list[str] | None = option(None, "A new partition's binding key; the next number by default."),
     given: SuperStreamOptions,
 ) -> None:
-    """Add empty partitions. This moves no contexts; `rebalance` spreads them.
+    """Add empty partitions. Contexts stay where they are; `rebalance` spreads them.
 
     `--json` prints one document: the list of the new streams.
     """
-    with given.moving(SerializationContexts) as opened:
+    with given.open_with_broker(SerializationContexts) as opened:
         added = opened.add_partitions(count, binding_keys=binding_key or None)
     answer(added, f"Added {', '.join(added)}.", as_json=given.as_json)
 
@@ -253,26 +254,26 @@ def add_partition(
 def retire(
     *,
     partition: str = argument("The partition.", "STREAM"),
-    delete: bool = option(False, "Also delete the stream, once all consumers have read all of it.", "--delete"),
+    delete: bool = option(False, "Also delete the stream, after all consumers have read it to its end.", "--delete"),
     timeout_s: float = option(30.0, "With --delete, seconds to wait for consumers.", min=0),
-    given: Place,
+    given: PlacementOptions,
 ) -> None:
-    """Retire a partition without contexts. Exits with code 7 while the partition is needed."""
-    with given.moving(SerializationContexts) as opened:
+    """Retire a partition that has no contexts. Exits with code 7 while the partition is needed."""
+    with given.open_with_broker(SerializationContexts) as opened:
         opened.retire(partition, delete=delete, timeout_s=timeout_s)
     say(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.")
 
 
 @contexts.command()
 def consumers(*, given: SuperStreamOptions) -> None:
-    """Show each serial consumer's position in each partition, and what it holds back for moves.
+    """Show each serial consumer's position in each partition, and the messages that it holds back for moves.
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
     broker = given.broker
     found = read_consumers(given.super_stream, broker=broker, database=given.database_url)
     if not found:
-        # A misspelled name has no consumers either: raise an error for it.
+        # This raises an error for a misspelled name, which has no consumers either.
         describe_super_stream(broker, given.super_stream)
     if given.as_json:
         for name, each in found.items():
@@ -293,18 +294,18 @@ def consumers(*, given: SuperStreamOptions) -> None:
 def _held_text(hold: HoldStatus) -> str:
     held = f"{hold.held:,} of move {hold.move_id} for {hold.seconds:,.1f} s"
     if hold.is_over:
-        return f"{held}: continues once a member consumes here"
+        return f"{held}, until a member consumes this partition"
     return f"{held}, until {hold.source} is consumed past {hold.fence_offset}"
 
 
 @contexts.command()
-def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: Place) -> None:
-    """Forget a consumer that is no longer used, so that partitions can be retired without it.
+def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: PlacementOptions) -> None:
+    """Forget a consumer that is no longer used: partitions can then be retired without waiting for it.
 
-    Exits with code 6 if there is no consumer of that name, and with code 7 while members of it run.
+    Exits with code 6 if there is no consumer of that name, and with code 7 while its members run.
     """
     if not forget_consumer(given.super_stream, name, database=given.database_url, vhost=given.vhost):
-        print_error(f"{given.super_stream!r} has no consumer {name!r}")
+        print_error(f"{given.super_stream!r} has no consumer {name!r}: `relatum contexts consumers` lists them")
         raise typer.Exit(ExitCode.NOT_THERE)
     say(f"{name} is forgotten.")
 
@@ -313,10 +314,10 @@ def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: P
 def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: SuperStreamOptions) -> None:
     """Read all partitions, and check that each context's messages count once, in the order of publishing.
 
-    Without a database only the streams are read: retired partitions are left out, and if retention has dropped fences,
-    strays behind them seem to count. Exits with code 7 if the order is broken. Strays that no process adopted are
-    shown, and are not a fault. `--json` prints one document: ok, totals, partitions (from and to offset), counts by
-    kind, findings.
+    Without a database it reads only the streams: it leaves out retired partitions, and if retention has dropped a
+    fence, it counts strays behind that fence as valid. Exits with code 7 if the order is broken. Strays that no process
+    adopted are shown, but are not a fault. `--json` prints one document: ok, totals, partitions (from and to offset),
+    counts by kind, findings.
     """
     broker = given.broker
     with progress_bars("messages") as update:
@@ -344,7 +345,7 @@ def _print_report(report: SerialReport) -> None:
         f"({report.adopted:,} adopted): {f'{broken:,} faults' if broken else 'in order'}."
     )
     if report.unplaced:
-        say(f"{report.unplaced:,} of the messages were published without a router: they have no order.")
+        say(f"{report.unplaced:,} of the messages were published without a router, so their order is not checked.")
     if report.findings:
         found = sorted(report.findings, key=lambda each: each.kind.is_notice)[:FINDINGS_SHOWN]
         columns = {"what": "kind", "partition": "stream", "offset": "offset", "context": "context", "found": "text"}

@@ -1,4 +1,4 @@
-"""`relatum demo`: publishes, records, finds and checks flights, planes and weather of New York in 2013."""
+"""`relatum demo`: publishes, records, finds and checks messages: flights, planes and weather of New York in 2013."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ from relatum_cli.demo_flights import (
     Data,
     Difference,
     Servers,
-    Timed,
+    TimedAnswer,
     load,
     publish_and_record,
 )
@@ -43,32 +43,31 @@ from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_migrations import upgrade
 
 TIMEOUT_S: Final = 60.0
-"""The time limit of a question, also on the page, in seconds: "Missing" reads 46,000 messages for the whole year, and a
-slow laptop reads 3,000 a second."""
+"""Time limit of a lookup, also on the page, in seconds: "Missing" reads 46,000 messages for the whole year, and a slow
+laptop reads 3,000 per second."""
 
 DIFFERENCES_SHOWN: Final = 10
 
-DIRECTORY: Final = "Where private servers keep their data; by default a temporary directory, removed at the end."
+DIRECTORY: Final = "The directory for private servers' data; by default a temporary one, deleted at the end."
 
 
 def demo(
     *,
-    flights: int = option(5_000, "How many flights to publish, from the beginning of 2013.", min=500, max=12_208),
+    flights: int = option(5_000, "Number of flights to publish, from the beginning of 2013.", min=500, max=12_208),
     all_flights: bool = option(False, "Publish all 336,776 flights of the year; needs the extra `demo-all`.", "--all"),
     web: bool = option(False, "Then serve the page, until Ctrl-C; needs the extra `web`.", "--web"),
     port: Port = 8440,
-    checked: int = option(200, "How many more questions to ask, to check the answers.", min=1),
-    seed: int = option(2013, "The seed for the random flights of these questions."),
+    checked: int = option(200, "Number of further questions whose answers are checked.", min=1),
+    seed: int = option(2013, "The seed that selects random flights for these questions."),
     directory: Path | None = option(None, DIRECTORY, "--directory", "-d"),
-    prefix: str = option("", "A prefix for the streams' names flights, planes and weather."),
+    prefix: str = option("", "A prefix for the stream names flights, planes and weather."),
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
     """Publish, record and find real messages: flights, planes and weather.
 
-    It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
-    where the streams and their rows stay. Exits with code 7 if an answer differs from the data. `--json` prints one
-    document.
+    Checks the answers against the data, and exits with code 7 if one differs. Runs on private servers, and stops them;
+    or on yours with --broker and --database, where streams and rows stay. `--json` prints one document.
     """
     if web:
         _check_page(port)
@@ -98,13 +97,13 @@ Next        The streams and their rows stay.
             relatum web                   the same in a browser (extra `web`)"""
 
 _TOUR: Final = """\
-Next        Open this flight by the address below. Beside it are its plane,
-            its weather and the plane's other flights, each one click away."""
+Next        Open the URL below: it shows this flight. Its plane, its weather
+            and the plane's other flights are one click away."""
 
 
 @contextmanager
 def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Iterator[Servers]:
-    """Yield the servers to run on: the given ones, or private ones."""
+    """Yield the given servers, or start private servers and yield them."""
     if given.broker_url or given.database:
         yield Servers(given.broker, given.database_url, prefix)
         return
@@ -112,15 +111,15 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Itera
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
         # Temporary data need not survive a power loss.
         local = LocalServers(where, durable=directory is not None)
-        with _doing("Starting a private RabbitMQ and a private PostgreSQL"):
+        with _activity("Starting a private RabbitMQ and a private PostgreSQL"):
             stack.enter_context(local)
         broker = Broker(local.broker_url, stream_url=local.stream_url)
         yield Servers(broker, local.database_url, prefix, directory)
 
 
 @contextmanager
-def _doing(text: str) -> Iterator[Callable[[str], None]]:
-    """Print an activity on stderr; on a terminal it disappears at the end. Yield a function that adds details."""
+def _activity(text: str) -> Iterator[Callable[[str], None]]:
+    """Print an activity on stderr; a terminal shows it until it ends. Yield a function that adds details."""
     if not errors.is_terminal:
         note(f"{text} …")
         yield lambda _: None
@@ -134,24 +133,24 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
     upgrade(servers.database)
     departures = servers.stream("departures"), servers.stream(WEATHER), "airport_hour", servers.stream(FLIGHTS)
     messages = sum(map(len, data.values()))
-    with _doing(f"Publishing {messages:,} messages, and recording them") as add:
+    with _activity(f"Publishing {messages:,} messages, and recording them") as add:
         publish_s, recorded_s = publish_and_record(servers, data, add)
-    # For the page of what is missing.
+    # The page shows the expectation under "Missing".
     add_expectations(servers.database, Expectation(*departures, WITHIN_S), vhost=servers.broker.vhost)
     with (
         Relations(servers.broker, servers.database, timeout_s=TIMEOUT_S) as relations,
         StreamReader.open(servers.broker, timeout_s=TIMEOUT_S) as reader,
     ):
-        with _doing("Asking five questions, and scanning the streams for their answers"):
+        with _activity("Asking five questions, and scanning the streams for the same answers"):
             asking = Asking(servers, data, relations, reader)
             row = asking.choose()
             flight, timed = asking.flight(row), list(asking.timed(row))
-        with _doing(f"Checking {checked:,} more answers"):
-            asked = asking.check(checked, seed)
+        with _activity(f"Checking {checked:,} more answers"):
+            checks = asking.check(checked, seed)
     if not quiet:
         _print_published(data, publish_s, recorded_s)
         _print_answers(flight, timed)
-        _print_checked(asked, asking.differences)
+        _print_checked(checks, asking.differences)
     return {
         "messages": messages,
         "publish_s": publish_s,
@@ -166,7 +165,7 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             }
             for each in timed
         ],
-        "checked": asked,
+        "checked": checks,
         "differences": [each._asdict() for each in asking.differences],
     }
 
@@ -181,7 +180,7 @@ def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
     _say("Recorded", f"{recorded_s:.2f} s later: PostgreSQL knows where each value is.\n")
 
 
-def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
+def _print_answers(flight: Message, timed: Sequence[TimedAnswer]) -> None:
     row = json.loads(flight.body)
     _say(
         "Asked",
@@ -196,8 +195,8 @@ def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
     _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
 
 
-def _print_checked(asked: int, differences: Sequence[Difference]) -> None:
-    _say("Checked", f"{asked:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
+def _print_checked(checks: int, differences: Sequence[Difference]) -> None:
+    _say("Checked", f"{checks:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
     if differences:
         print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 
@@ -224,19 +223,19 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _check_page(port: int) -> None:
-    """Check that the page can be served, before the demo starts."""
+    """Check, before the demo starts, that the page can be served."""
     with of_extra():
         from relatum_consumer.web import WebServer  # noqa: F401
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise ConfigurationError(
-            f"the page cannot use port {port}: {error.strerror}. Choose another with --port; 0 takes a free one"
+            f"the page cannot use port {port}: {error.strerror}. Choose another port with --port; 0: a free port"
         ) from error
 
 
 def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> None:
-    """Serve the page while a recorder runs; on private servers, the page's user can only read."""
+    """Serve the page while a recorder runs. On private servers, the page's database user can only read."""
     database = running.database
     if is_private:
         print_exports(running.broker, database)

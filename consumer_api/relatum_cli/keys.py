@@ -1,4 +1,4 @@
-"""`relatum keys`: the key definitions in the database, and the streams whose times are recorded."""
+"""`relatum keys`: the key definitions in the database, and which streams are recorded with their times."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Final
@@ -17,12 +17,12 @@ keys = Commands()
 
 SOURCES: Final = (
     "The source of one key's value: header:NAME, property:NAME, 'body:$.order.id' for a JSON body, "
-    "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first with a value. Repeat it for a composite key. "
+    "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first that has a value. Repeat it for a composite key. "
     "By default, the header with the key's name."
 )
-PRESET: Final = f"Define the keys of a library's own messages: {', '.join(PRESETS)}."
-NAMES: Final = "A value of this key names the message with the same value of KEY: its cause."
-MASKED: Final = "Show digests instead of its values on pages and to agents."
+PRESET: Final = f"Define the keys of messages that a library publishes: {', '.join(PRESETS)}."
+NAMES: Final = "Each value of this key names a cause: the message whose KEY has the same value."
+MASKED: Final = "Show digests instead of the key's values, on pages and to agents."
 
 KeyName = Annotated[str, argument("The key's name.")]
 
@@ -32,17 +32,17 @@ def add(
     *,
     names: list[str] | None = argument("The keys' names.", "[NAME…]", default=None),
     source: list[str] | None = option(None, SOURCES),
-    key_type: KeyType = option(KeyType.TEXT, "How values compare.", "--type"),
+    key_type: KeyType = option(KeyType.TEXT, "The type of the values, by which they are compared.", "--type"),
     named: str | None = option(None, NAMES, "--names", metavar="KEY"),
     masked: bool = option(False, MASKED, "--masked"),
     presets: list[str] | None = option(None, PRESET, "--preset", metavar="LIBRARY"),
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Define keys. They are recorded from now on; `relatum backfill` records them in older messages.
+    """Define keys. Recorders record them from now on; `relatum backfill` records them for older messages.
 
-    A bare NAME is a header; if a property has the same name, a hint on stderr says so. `--json` prints one
-    document: the list of the keys as stored.
+    A NAME without --source is a header; if a property has the same name, a hint is printed on stderr. `--json` prints
+    one document: the list of the keys as stored.
     """
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
@@ -58,7 +58,7 @@ def add(
         if key.hint:
             note(f"hint: {key.hint}")
     lines = [f"{key.name}: {key.meaning}, since {moment_text(key.since)}" for key in stored]
-    lines.append(f"Messages recorded before: {backfill_command(key.name for key in stored)}")
+    lines.append(f"For messages recorded before, run {backfill_command(key.name for key in stored)}")
     answer([*map(_document, stored)], *lines, as_json=as_json)
 
 
@@ -85,9 +85,9 @@ def list_keys(*, given: DatabaseOptions, as_json: Json = False) -> None:
 
 @keys.command("remove")
 def remove(*, name: KeyName, given: DatabaseOptions) -> None:
-    """Remove a key: it is no longer recorded or looked up; `relatum prune` deletes its rows.
+    """Remove a key: recorders and lookups no longer use it. `relatum prune` deletes its rows.
 
-    A masked key can be removed only after `keys mask NAME --off`: nothing would hide its values any more.
+    Unmask a masked key first, with `keys mask NAME --off`: once it is removed, nothing hides its values.
     """
     with given.engine() as engine:
         remove_key(engine, name)
@@ -98,9 +98,9 @@ def remove(*, name: KeyName, given: DatabaseOptions) -> None:
 def mask(
     *, name: KeyName, on: bool = option(True, "Whether its values are masked.", "--on/--off"), given: DatabaseOptions
 ) -> None:
-    """Show digests instead of a key's values on pages and to agents; `--off` shows the values again.
+    """Show digests instead of a key's values, on pages and to agents; `--off` shows the values again.
 
-    Pages follow within two seconds.
+    Running pages change within two seconds.
     """
     with given.engine() as engine:
         mask_key(engine, name, on=on)
@@ -115,10 +115,9 @@ def time(
     vhost: str | None = option(None, "The stream's virtual host, if not the broker's."),
     servers: ServerOptions,
 ) -> None:
-    """Switch the recording of a stream's times on or off, from its next batch on.
+    """Start or stop recording the times of a stream's messages, from its next batch on.
 
-    If nothing of the stream is recorded yet, `--broker` is needed to check that the stream exists; code 6 if it does
-    not.
+    If the stream is not recorded yet, give `--broker`. Exits with code 6 if the broker does not have the stream.
     """
     if servers.broker_url and vhost in (None, servers.vhost):
         set_record_time(servers.broker, servers.database_url, stream, on=on)

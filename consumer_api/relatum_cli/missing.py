@@ -1,4 +1,4 @@
-"""`relatum missing` and `relatum expect`: messages that were not followed in time, and the expectations."""
+"""`relatum missing` lists the messages that were not followed in time; `relatum expect` manages expectations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
@@ -35,7 +35,7 @@ _CODES: Final = {
     "not_recorded_yet": ExitCode.NOT_YET,
     "found": ExitCode.UNSUCCESSFUL,
 }
-"""The exit code for each status; of several expectations, the code that is last here counts."""
+"""The exit code for each status. With several expectations, the last of their codes in this order is used."""
 
 NOTHING_EXPECTED: Final = "No expectation is defined. `relatum expect add NAME` defines one."
 
@@ -45,16 +45,16 @@ def missing(
     name: str | None = argument("The expectation; all by default.", "[NAME]", default=None),
     since: Since = None,
     until: Until = None,
-    limit: int = option(20, "Show at most this many of each kind.", "--limit", "-n", min=1),
-    timeout: float = option(60.0, "Seconds for each expectation.", min=1),
+    limit: int = option(20, "Show at most this many messages of each kind.", "--limit", "-n", min=1),
+    timeout: float = option(60.0, "The time limit for each expectation, in seconds.", min=1),
     log_level: Level = None,
     given: CommandOptions,
 ) -> None:
-    """List the messages that were not followed in time, as expected.
+    """List the messages that should have been followed in time, and were not.
 
-    Checks the expectation NAME, or all. Exits with 0 (no message is missing or late), 10 (some are), 8 (due messages
-    are not recorded yet) or 11 (a part can never be known). Messages that are not due yet do not count. `--json` prints
-    one document, a list with a report for each expectation.
+    Checks the expectation NAME, or all expectations. Exits with 0 (no message is late or missing), 10 (some are), 8
+    (due messages are not recorded yet) or 11 (some can never be known). Messages that are not due yet do not count.
+    `--json` prints one document, a list with a report for each expectation.
     """
     with open_relations(given, log_level, timeout_s=timeout) as relations:
         names = [each.name for each in relations.expectations()] if name is None else [name]
@@ -93,19 +93,19 @@ def _lines(report: MissingReport) -> Iterator[str]:
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
     yield f"{counts}, {report.not_known_count:,} not known ({report.not_due_count:,} not due yet); {span}"
     if report.without_value:
-        yield f"{report.without_value:,} more have no value of {report.expectation.by}: they were not checked"
+        yield f"{counted(report.without_value, 'more message')} without a value of {report.expectation.by}: not checked"
     if report.unreadable:
         yield f"{report.unreadable:,} batches cannot be unpacked"
     if report.unrecorded_streams:
         names = report.unrecorded_streams
-        yield f"no recorder follows {', '.join(names)}: relatum record {' '.join(names)}"
+        yield f"no recorder runs for {', '.join(names)}: relatum record {' '.join(names)}"
 
 
 # --- expect -----------------------------------------------------------------------------------------------
 
 expect = Commands()
 
-WITHIN: Final = "How soon it follows: seconds, or 90s, 15m, 6h, 2d."
+WITHIN: Final = "The time limit for the following message: seconds, or 90s, 15m, 6h, 2d."
 
 Name = Annotated[str, argument("The expectation's name.")]
 
@@ -114,16 +114,16 @@ Name = Annotated[str, argument("The expectation's name.")]
 def add(
     *,
     name: Name,
-    of: str = option(..., "The stream or super stream to be followed.", metavar="STREAM"),
-    by: str = option(..., "The key that both messages share.", metavar="KEY"),
-    follows: str = option(..., "The stream or super stream that follows.", metavar="STREAM"),
+    of: str = option(..., "The stream or super stream whose messages must be followed.", metavar="STREAM"),
+    by: str = option(..., "The key whose value both messages share.", metavar="KEY"),
+    follows: str = option(..., "The stream or super stream of the following messages.", metavar="STREAM"),
     within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
     grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
     given: CommandOptions,
 ) -> None:
-    """Define that each message of one stream must be followed by one of another with the same key's value, in time.
+    """Define an expectation: each message of a stream must be followed in time by another with the same key's value.
 
-    An equal existing expectation is kept. `--json` prints one document: the expectation.
+    An identical expectation that is already defined stays. `--json` prints one document: the expectation.
     """
     wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
     add_expectations(given.database_url, wanted, vhost=given.vhost)
@@ -141,6 +141,6 @@ def list_expectations(*, given: CommandOptions) -> None:
 
 @expect.command("remove")
 def remove(*, name: Name, servers: ServerOptions) -> None:
-    """Remove an expectation; code 6 if there is none of that name."""
+    """Remove an expectation. Exits with code 6 if no expectation of that name is defined."""
     remove_expectation(servers.database_url, name, vhost=servers.vhost)
-    say(f"{name} is no longer expected.")
+    say(f"{name} is removed.")

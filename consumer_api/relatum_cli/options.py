@@ -1,6 +1,6 @@
-"""Options that several commands share, and times as people write them.
+"""Options that several commands share, and the forms of times and spans on the command line.
 
-URLs may contain passwords: the help never shows one as a default.
+URLs may contain passwords, so the help never shows one as a default.
 """
 
 import re
@@ -35,8 +35,8 @@ _BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or ra
 _STREAM: Final = "The stream protocol's URL, if its port is not AMQP's minus 120: rabbitmq-stream://host:5552."
 _DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
 _MISSING: Final = "no URL of {}: give {} or set {} to {}; to try it, `relatum up` runs both and prints their URLs"
-ALL_STREAMS: Final = "Streams and super streams; all recorded ones by default."
-LOOK_IN: Final = "Look in this stream or super stream; repeatable. All by default."
+ALL_STREAMS: Final = "Streams and super streams; by default all recorded streams."
+LOOK_IN: Final = "Search this stream or super stream; repeatable. By default all recorded streams."
 
 
 # --- times ------------------------------------------------------------------------------------------------
@@ -49,20 +49,20 @@ _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_span(text: str) -> float:
-    """Return the seconds of a span: a number, or a number with s, m, h or d."""
+    """Return a time span in seconds. The text is a number, or a number with s, m, h or d."""
     found = _SPAN.fullmatch(text.strip())
     if not found:
-        raise typer.BadParameter(f"{text!r} is not a span of time: give seconds, or 90s, 15m, 6h, 2d")
+        raise typer.BadParameter(f"{text!r} is not a time span: give seconds, or 90s, 15m, 6h, 2d")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds > timedelta.max.total_seconds():
-        raise typer.BadParameter(f"{text!r} is too long for a span of time")
+        raise typer.BadParameter(f"{text!r} is too long: a time span has at most {timedelta.max.days:,} days")
     return seconds
 
 
 def parse_moment(text: str, now: datetime | None = None) -> datetime:
-    """Return the moment that a text in one of `FORMS` means; if no zone was given, print on stderr how it was read.
+    """Return the moment that a text in one of `FORMS` means. Without a zone it is UTC, and a note on stderr says so.
 
-    A time without a day is the last one that has passed.
+    A time without a day means its latest occurrence.
     """
     now = datetime.now(UTC) if now is None else now
     text = text.strip()
@@ -78,7 +78,7 @@ def parse_moment(text: str, now: datetime | None = None) -> datetime:
         else:
             moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a time: write {FORMS}") from None
+        raise typer.BadParameter(f"{text!r} is not a time: give {FORMS}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
         note(f"{text!r} is read as {moment.isoformat()} (UTC, since no zone was given)")
@@ -89,17 +89,17 @@ def parse_moment(text: str, now: datetime | None = None) -> datetime:
 
 
 def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002
-    """Return an argument of a command, as a parameter's default or annotation; the help hides its default."""
+    """Return a command's argument, to be a parameter's default or annotation; the help does not show its default."""
     return typer.Argument(default, metavar=metavar, help=help, show_default=False, **more)
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer names it
-    """Return an option of a command, as a parameter's default; the help shows its default value, if any."""
+    """Return a command's option, to be a parameter's default; the help shows its default value, if any."""
     return typer.Option(default, *names, help=help, show_default=default not in (None, False, "", ...), **more)
 
 
 def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # noqa: A002 - as Typer names it
-    """Return an option of several commands, as a parameter's annotation; `shown`: the help shows its default."""
+    """Return an option of several commands, to be a parameter's annotation; `shown`: The help shows its default."""
     return typer.Option(*names, help=help, show_default=shown, **more)
 
 
@@ -114,14 +114,14 @@ Level: TypeAlias = Annotated[
     LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
 Since: TypeAlias = Annotated[
-    datetime | None, shared(f"Only messages of this time or later: {FORMS}.", parser=parse_moment, metavar="MOMENT")
+    datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
 Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
 KeyNames: TypeAlias = Annotated[
-    list[str] | None, shared("By this key; repeatable. Any key by default.", "--by", "-b", metavar="KEY")
+    list[str] | None, shared("Search by this key; repeatable. By default all keys.", "--by", "-b", metavar="KEY")
 ]
-BatchRows: TypeAlias = Annotated[int, shared("Rows deleted in one transaction.", min=1, max=1_000_000, shown=True)]
-Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", min=0, max=65_535, shown=True)]
+BatchRows: TypeAlias = Annotated[int, shared("Rows to delete per transaction.", min=1, max=1_000_000, shown=True)]
+Port: TypeAlias = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class BrokerOptions:
 
     @property
     def vhost(self) -> str:
-        """The virtual host of the broker's URL; / without a URL."""
+        """The virtual host in the broker's URL; / if no URL is given."""
         return self.broker.vhost if self.broker_url else "/"
 
 
@@ -182,34 +182,34 @@ class CommandOptions(ServerOptions):
 
 
 def print_exports(broker: "Broker", database_url: str) -> None:
-    """Print the servers' URLs as `export` lines: pasted into another shell, they set up all commands there."""
+    """Print the servers' URLs as `export` lines for another shell, where all commands then use these servers."""
     urls = {BROKER_VARIABLE: broker.url, STREAM_VARIABLE: broker.stream_url, DATABASE_VARIABLE: database_url}
     for variable, url in urls.items():
         if url is not None:
             typer.echo(f"export {variable}={shlex.quote(url)}")
 
 
-def _spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace dataclass parameters by their fields: each is an option, or an argument before the command's own."""
+def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each dataclass parameter by its fields: options, or arguments before the command's other arguments."""
     hints = get_type_hints(command, include_extras=True)
-    taken: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    classes: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     arguments: list[Parameter] = []
     others: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in taken:
+        if name not in classes:
             others.append(parameter)
             continue
-        kinds = get_type_hints(taken[name], include_extras=True)
-        for each in fields(taken[name]):
-            found = Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
+        types = get_type_hints(classes[name], include_extras=True)
+        for each in fields(classes[name]):
+            found = Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
             (arguments if isinstance(each.default, ArgumentInfo) else others).append(found)
     parameters = [*arguments, *others]
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        for name, kind in taken.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
+    def run(**values: Any) -> None:
+        for name, dataclass_type in classes.items():
+            values[name] = dataclass_type(**{field.name: values.pop(field.name) for field in fields(dataclass_type)})
+        command(**values)
 
     run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -221,7 +221,7 @@ class Commands(typer.Typer):
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         def register(function: F) -> F:
-            super(Commands, self).command(name, **options)(_spread(function))
+            super(Commands, self).command(name, **options)(_with_fields(function))
             return function
 
         return register

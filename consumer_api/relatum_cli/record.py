@@ -1,4 +1,4 @@
-"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording of streams."""
+"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording streams."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from relatum_cli.show import (
 )
 
 DIFFERENCES_SHOWN: Final = 20
-"""The most differences printed for each stream as text."""
+"""Maximum number of differences printed as text for each stream."""
 
 Streams = Annotated[list[str], argument("Streams and super streams.", "STREAM…")]
 
@@ -42,18 +42,18 @@ def record(
     *,
     streams: Streams,
     keys: list[str] | None = option(None, "Define this header as a key first.", "--keys", "-k", metavar="NAME"),
-    metrics_port: int = option(0, "Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535),
-    metrics_host: str = option("127.0.0.1", "The address to serve the metrics on."),
-    holder: str | None = option(None, "This recorder's own name in `relatum status`; host and process by default."),
-    database_connections: int = option(RECORDER_CONNECTIONS_MAX, "The most connections to PostgreSQL.", min=1),
+    metrics_port: int = option(0, "Serve Prometheus metrics on this port; 0: no metrics.", min=0, max=65_535),
+    metrics_host: str = option("127.0.0.1", "The address on which to serve the metrics."),
+    holder: str | None = option(None, "This recorder's name in `relatum status`; by default host and process id."),
+    database_connections: int = option(RECORDER_CONNECTIONS_MAX, "Maximum connections to PostgreSQL.", min=1),
     log_format: LogFormat = option(LogFormat.TEXT, "The format of log lines."),
     log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
-    """Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C.
+    """Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C.
 
-    On both signals, it finishes its current batch first. It waits while the broker or the database is unavailable.
-    Several recorders of the same streams share them: if one dies, the others take over its streams within seconds.
+    After either signal, it finishes its current batch and stops. It waits while the broker or the database is
+    unavailable. Recorders of the same streams share them: if one dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
     options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}
@@ -73,15 +73,15 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Record what is not recorded yet. You can stop it; it resumes from there.
+    """Record messages that are not recorded yet; a stopped run can be resumed.
 
-    The streams are read again. Without names, deleted streams are skipped, and a stream that cannot be read, or was
-    replaced, does not stop the others: the command exits with its error's code. `--json` prints one document, a list
-    of the streams: stream, messages, rows, from_offset, to_offset, seconds.
+    It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
+    read or was replaced; it then exits with that error's code. `--json` prints one document, a list of the streams:
+    stream, messages, rows, from_offset, to_offset, seconds.
     """
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
-        meant = meant_streams(engine, reader, broker.vhost, streams or None)
+        targets = meant_streams(engine, reader, broker.vhost, streams or None)
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
@@ -90,7 +90,7 @@ def backfill(
             begin = progress.from_offset
             update(progress.stream, progress.at_offset - begin, progress.to_offset - begin)
 
-        for name, super_stream in meant:
+        for name, super_stream in targets:
             if stop.is_set():
                 break
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
@@ -100,10 +100,10 @@ def backfill(
                 if streams:
                     raise
                 if isinstance(error, StreamNotFound):
-                    note(f"{name}: the broker has no such stream any more")
+                    note(f"{name}: skipped, because the broker no longer has this stream")
                 else:
                     failed.append(error)
-    empty = "No stream is recorded yet: relatum record STREAM"
+    empty = "No stream is recorded yet. `relatum record STREAM` records one."
     columns = {each: each for each in ("stream", "messages", "rows")} | {"seconds": "{0.seconds:.1f}".format}
     show(reports, columns, as_json=given.as_json, empty=empty)
     for each in failed[1:]:
@@ -119,17 +119,17 @@ def verify(
     *,
     streams: StreamNames = None,
     sample: float | None = option(None, "Compare a share of each stream, 0 to 1; at least one window.", min=0, max=1),
-    seed: int | None = option(None, "With --sample: choose the same sample again."),
+    seed: int | None = option(None, "With --sample: the seed of an earlier sample, to compare it again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
-    dry_run: bool = option(True, "With --repair: only show what would be done, or do it.", "--dry-run/--no-dry-run"),
+    dry_run: bool = option(True, "With --repair: show the repairs, or do them.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
 
-    The streams are read: each key of a message must have its row, and each row its message with that key. Exits with
-    code 7 if they differ, also after a repair: verify again; with 6 if a named stream was never recorded, and with 3 if
-    no stream is named or recorded. A stream that cannot be read does not stop the others: it is named, and the command
-    exits with its error's code. `--json` prints one document: ok, exact, seed, streams (each with its
+    It reads the streams: each key of a message must have a row, and each row a message with that key. Exits with code 7
+    if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3 if
+    no stream is named or recorded. A stream that cannot be read is listed and does not stop the others; the command
+    then exits with that error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
     broker, url = given.broker, given.database_url
@@ -146,7 +146,7 @@ def verify(
 
 
 def _end_verified(report: VerifyReport, names: Sequence[str]) -> None:
-    """End with the code for differences, a stream that cannot be read, or a named one that was never recorded."""
+    """End with the code for differences, for a stream that cannot be read, or for a named stream without a record."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
     for error in report.failed.values():
@@ -170,8 +170,8 @@ def _print_verified(report: VerifyReport) -> None:
     for stream in report.streams:
         if stream.differences:
             _print_differences(stream)
-        for what in stream.unproven:
-            say(f"{stream.stream}: {what}.")
+        for reason in stream.unproven:
+            say(f"{stream.stream}: {reason}.")
     for name, error in report.failed.items():
         note(f"{name}: not compared: {error}")
 
@@ -205,11 +205,11 @@ def _print_differences(stream: StreamVerified) -> None:
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
     """Delete rows of messages that retention has dropped, and of removed keys.
 
-    Rows are deleted in bounded batches. Without names, also old finished messages of collectors, and sets and moves
-    that ended long ago.
+    It deletes rows in bounded batches. Without names, it also deletes old finished messages of collectors, and affinity
+    sets and moves that ended long ago.
 
-    A stream that cannot be read is named and does not stop the others; the command then exits with its error's code. A
-    name that is not recorded exits with code 6, before anything is deleted.
+    A stream that cannot be read is listed and does not stop the others; the command then exits with that error's code.
+    If a name is not recorded, it exits with code 6 and deletes nothing.
 
     `--json` prints one document: rows deleted by stream; "" counts rows that belong to no recorded stream.
     """
@@ -235,7 +235,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
 def forget(
     *,
     streams: Streams,
-    sure: Yes = False,
+    is_confirmed: Yes = False,
     dry_run: bool = option(False, "Only show what would be deleted.", "--dry-run"),
     origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
@@ -243,12 +243,12 @@ def forget(
 ) -> None:
     """Delete everything recorded for streams; the streams themselves stay.
 
-    It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
-    the streams first. Exits with code 6 if nothing is recorded for a name, and with 7 if a stream is still in use;
-    nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
+    Stop the recorders of the streams first. The command asks for confirmation, and deletes in bounded batches; if it is
+    killed, run it again. `--broker` is used only for its virtual host. If nothing is recorded for a name it exits with
+    code 6, and if a stream is still in use with 7, and deletes nothing. `--dry-run` also shows rows of streams in use.
 
-    `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder
-    assigns the streams to the new broker, and records those that differ from the start.
+    `--origin` deletes nothing and asks nothing. Use it after a new broker has replaced the old one: the next recorder
+    assigns the streams to the new broker, and records streams that differ from their beginning.
 
     `--json` prints one document, the list of streams with the rows of each table, and what still uses a stream; it
     needs `--yes` or `--dry-run`.
@@ -256,9 +256,9 @@ def forget(
     url, vhost = given.database_url, given.vhost
     if origin:
         forgotten = recording.forget_origin(url, streams, vhost=vhost)
-        answer(forgotten, f"The broker was forgotten for: {', '.join(forgotten)}.", as_json=given.as_json)
+        answer(forgotten, f"The recorded broker was forgotten for {', '.join(forgotten)}.", as_json=given.as_json)
         return
-    if not (sure or dry_run):
+    if not (is_confirmed or dry_run):
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = recording.forget(url, streams, vhost=vhost, dry_run=True)

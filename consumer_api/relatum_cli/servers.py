@@ -1,6 +1,6 @@
-"""`relatum web`, `mcp`, `up` and `migrate`: the page, private servers, and the schema of a database.
+"""`relatum web`, `mcp`, `up` and `migrate`: the page, tools for agents, private servers, and the database schema.
 
-The packages of the extras `web` and `mcp` are imported when a command runs.
+The packages of the extras `web` and `mcp` are imported only when a command needs them.
 """
 
 import os
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from relatum_consumer.web.application import WebServer
 
 WATCH_S: Final = 0.5
-"""Seconds between two checks whether the page, or both servers, still run."""
+"""Seconds between two checks whether the page or the servers still run."""
 
 
 @dataclass(frozen=True)
 class DisplayOptions:
-    """The options for what is shown of messages."""
+    """The options that mask parts of messages."""
 
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
-    mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
-    show_bodies: bool = option(False, "Also show bodies of messages with a masked value.", "--show-bodies")
+    mask_bodies: bool = option(False, "Hide all bodies.", "--mask-bodies")
+    show_bodies: bool = option(False, "Also show the bodies of messages with a masked value.", "--show-bodies")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
         return WebOptions(
@@ -51,22 +51,22 @@ class DisplayOptions:
 
 def web(
     *,
-    host: str = option("127.0.0.1", "The address to listen on; any but loopback needs a token."),
+    host: str = option("127.0.0.1", "The address to listen on; addresses other than loopback need a token."),
     port: Port = 8440,
     root_path: str = option("", "The prefix of all paths behind a proxy, such as /relatum.", metavar="PATH"),
     mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
-    host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
-    https: bool = option(False, "A proxy serves the page over https; the cookie is sent only over https.", "--https"),
+    host_name: list[str] | None = option(None, "A host name of the page, in addition to localhost; repeatable."),
+    https: bool = option(False, "A proxy serves the page over https: send the cookie only over https.", "--https"),
     shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
     """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
 
-    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
-    which is printed with the page's URL. The URL is printed to stdout.
+    The page only reads. Addresses other than loopback need a token: that of the environment variable RELATUM_WEB_TOKEN;
+    without it, a new token, which is part of the URL. The page's URL is printed to stdout.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
-    made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
+    new_token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
     options = shown.options(
         servers,
         host=host,
@@ -75,15 +75,15 @@ def web(
         mcp=mcp,
         hosts=tuple(host_name or ()),
         is_https=https,
-        token=token or made,
+        token=token or new_token,
     )
-    serve(options, query=f"?token={made}" if made else "")
+    serve(options, query=f"?token={new_token}" if new_token else "")
 
 
 def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
     """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
 
-    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    The tools only read. Logs go to stderr. `relatum web --mcp` serves the same tools over HTTP.
     """
     with of_extra("mcp"):
         import anyio
@@ -93,9 +93,9 @@ def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
 
 
 def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query: str = "") -> None:
-    """Serve the page, and print its address, until SIGTERM or Ctrl-C.
+    """Serve the page, and print its URL, until SIGTERM or Ctrl-C.
 
-    `begin`: `stream` and `offset` of a message whose URL is printed, too. `query`: the query of the printed URL.
+    `begin`: The `stream` and `offset` of a message whose URL is printed, too. `query`: The query of the printed URL.
     """
     with stop_signals() as stopped:
         if stopped.is_set():
@@ -108,25 +108,25 @@ def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query:
                 typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
             while not stopped.wait(WATCH_S):
                 if not server.is_running:
-                    raise ServerStartFailed("the page stopped unexpectedly: see the log")
+                    raise ServerStartFailed("the page stopped unexpectedly: see the log above")
 
 
 def served(options: WebOptions) -> "WebServer":
-    """Start serving the page; the caller closes it."""
+    """Start serving the page. The caller closes the server."""
     with of_extra():
         from relatum_consumer.web.application import WebServer
     return WebServer(options)
 
 
 def up(
-    directory: Path = option(Path(".servers"), "Where the servers keep their data.", "--directory", "-d"),
+    directory: Path = option(Path(".servers"), "The directory for the servers' data.", "--directory", "-d"),
     web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
     """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
 
-    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
-    data is there, and the URLs are the same if their ports are free.
+    The URLs are printed as `export` lines for another shell. If you start `relatum up` again with the same directory,
+    it has the same data, and the same URLs if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
         if stopped.is_set():
@@ -149,16 +149,16 @@ def up(
 
 def migrate(
     *,
-    show_current: bool = option(False, "Show the revision and change nothing.", "--current"),
-    show_sql: bool = option(False, "Print the SQL of the whole schema and run nothing.", "--sql"),
-    lock_timeout: float = option(LOCK_S, "Seconds to wait for a lock that others hold.", min=0.001),
+    show_current: bool = option(False, "Only show the revision.", "--current"),
+    show_sql: bool = option(False, "Only print the SQL of the whole schema.", "--sql"),
+    lock_timeout: float = option(LOCK_S, "Seconds to wait for a lock that another session holds.", min=0.001),
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
     """Create the schema `relatum`, or bring it up to date. Safe to run again.
 
-    It also creates the roles, if the user may, and grants each what it needs, at any revision. Roles that
-    could not be created are named on stderr.
+    At any revision, it also creates missing roles, if the user may create roles, and grants each role its privileges.
+    Roles that it could not create are listed on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
     """
@@ -171,10 +171,10 @@ def migrate(
     if not show_current:
         upgrade(url, lock_timeout_s=lock_timeout)
         if roles := missing_roles(url):
-            made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
+            statements = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
             typer.echo(
                 f"warning: this user may not create roles, and PostgreSQL does not have {', '.join(roles)}. Ask a user "
-                f"with CREATEROLE to run: {made} Then run `relatum migrate` again: it grants them what they need.",
+                f"with CREATEROLE to run: {statements} Then run `relatum migrate` again to grant their privileges.",
                 err=True,
             )
     revision, newest = current(url), head()

@@ -1,7 +1,7 @@
 """Output of commands: data goes to stdout; errors, logs and progress go to stderr.
 
-If stdout is not a terminal, nothing is cut, folded, boxed or coloured, and tables are tab-separated: a program may read
-the output, or a person may read it later on another terminal.
+If stdout is not a terminal, tables are tab-separated, and nothing is cut, folded, boxed or coloured: a program may read
+the output, or a person on another terminal.
 """
 
 import base64
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from relatum.reading import Message
 
 BODY_CHARACTERS_SHOWN: Final = 80
-"""The most characters of a body in a table; `--json` has the whole body."""
+"""Maximum number of characters of a body in a table; `--json` has the whole body."""
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
-"""Newlines end rows and tabs end cells, so cells contain neither."""
+"""Replaces the characters that separate rows and cells in tab-separated output."""
 
 Cells: TypeAlias = Mapping[str, str | Callable[[Any], Any]]
 """A table's columns: for each heading an attribute's name, or a function of a row."""
 
 
 class _Console(Console):
-    """Prints text literally, without markup and emoji. Control characters, which move cursors, become dots.
+    """Prints text literally, without markup and emoji. Replaces control characters, which can move the cursor, by dots.
 
     A non-empty NO_COLOR turns off all escape sequences: https://no-color.org
     """
@@ -52,7 +52,7 @@ class _Console(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render as `rich.console.Console` does, with control characters as dots."""
+        """Render as `rich.console.Console` does, with dots for control characters."""
         for each in super().render(renderable, options):
             yield each if each.control or each.text.isprintable() else each._replace(text=_printable(each.text))
 
@@ -61,10 +61,10 @@ console: Final = _Console()
 errors: Final = _Console(stderr=True)
 
 say = partial(console.print, soft_wrap=True)
-"""Print text to stdout. Only the terminal wraps long lines, so that names can be copied whole."""
+"""Print text to stdout. Only the terminal wraps long lines, so that users can copy whole names."""
 
 note = partial(errors.print, soft_wrap=True)
-"""Print text to stderr, like `say`."""
+"""Print text to stderr; otherwise like `say`."""
 
 
 def print_error(message: str) -> None:
@@ -86,8 +86,8 @@ def show(
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
-    `columns` may be attributes' names separated by spaces. `empty` is printed instead of a table without rows, `whole`
-    names columns with short cells, `document_of` converts a row for JSON, `json_lines` prints a document a line.
+    `columns`: A mapping, or attributes' names separated by spaces. `empty`: Printed instead of a table without rows.
+    `whole`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -111,7 +111,7 @@ def print_table(
     if title:
         say(title, style="bold")
     if not console.is_terminal:
-        # Not with rich, which replaces tabs by spaces.
+        # Written without rich, which replaces tabs by spaces.
         for line in ([*columns], *texts) if columns else texts:
             console.file.write("\t".join(_printable(cell.translate(_LINE_BREAKS)) for cell in line) + "\n")
     elif texts or columns:
@@ -137,7 +137,7 @@ def print_json(value: Any, *, one_line: bool = False) -> None:
 
 
 def with_properties(value: Any, *names: str) -> dict[str, Any]:
-    """Return a dataclass for JSON, with some of its properties."""
+    """Return a dataclass as a JSON document, with the named properties in addition to its fields."""
     return {**document(value), **{name: getattr(value, name) for name in names}}
 
 
@@ -145,7 +145,7 @@ def with_properties(value: Any, *names: str) -> dict[str, Any]:
 
 
 def message_document(message: "Message") -> dict[str, Any]:
-    """Return a message for JSON, with `body` if the body is UTF-8, else `body_base64`."""
+    """Return a message as a JSON document: with `body` if the body is UTF-8, else with `body_base64`."""
     shown = {name: getattr(message, name) for name in ("stream", "offset", "time", "time_source", "headers")}
     shown["properties"] = {name: value for name, value in document(message.properties).items() if value is not None}
     try:
@@ -171,7 +171,7 @@ def _body_text(message: "Message") -> str:
     return text if len(text) <= BODY_CHARACTERS_SHOWN else text[: BODY_CHARACTERS_SHOWN - 1] + "…"
 
 
-# --- values in words --------------------------------------------------------------------------------------
+# --- values as text ---------------------------------------------------------------------------------------
 
 
 def _cell(value: object) -> str:
@@ -191,25 +191,25 @@ def moment_text(at: datetime | None) -> str:
 
 
 def lease_text(member: Any) -> str:
-    """Return when a member's lease ends, or when it lapsed."""
-    return f"{'until' if member.is_alive else 'lapsed at'} {moment_text(member.lease_expires_at)}"
+    """Return when a member's lease expires or has expired."""
+    return f"{'until' if member.is_alive else 'expired at'} {moment_text(member.lease_expires_at)}"
 
 
 def ranges_text(ranges: Sequence[tuple[int, int]], most: int | None = 3) -> str:
-    """Return ranges [from, to) as text: the first and the last number of each."""
+    """Return ranges [from, to) as text: the first and the last number of each range."""
     shown = [f"{start:,}" if start == end - 1 else f"{start:,}–{end - 1:,}" for start, end in ranges[:most]]
     more = len(ranges) - len(shown)
     return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @contextmanager
 def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a function that shows a progress bar if stderr is a terminal: name, amount done, total amount."""
+    """Yield a function that updates a named progress bar on stderr, if that is a terminal: name, done, total."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
@@ -227,7 +227,7 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
 # --- logs -------------------------------------------------------------------------------------------------
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""Attributes of every record; all others come from `extra`, and are fields."""
+"""The attributes of every log record; all other attributes are fields, from `extra`."""
 
 
 class LogFormat(StrEnum):
@@ -251,7 +251,7 @@ def _at(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message, its own fields, and an error's traceback."""
+    """Formats a record as one line of JSON: time, level, logger, message, fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -267,7 +267,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text: time, level, message, then its own fields as name=value."""
+    """Formats a record as text: time, level, message, then fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
@@ -278,14 +278,14 @@ class TextFormatter(logging.Formatter):
 def set_up_logging(log_format: LogFormat, level: str) -> None:
     """Send the logs of this process to stderr.
 
-    `level`: The lowest level for Relatum; other packages log from WARNING on.
+    `level`: The lowest level for Relatum's logs; that of other packages is WARNING.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    # Relatum's own errors report what pika warns about.
+    # Relatum's errors and logs report the failures that pika logs, too.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     logging.getLogger("relatum").setLevel(level.upper())
 
@@ -294,22 +294,22 @@ def set_up_logging(log_format: LogFormat, level: str) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on stderr, and end the command unless the answer on stdin is yes."""
-    # Not with Click, which writes a blank to stdout and ends with code 1.
+    """Ask a question on stderr, and end the command unless the answer on stdin is yes."""
+    # Click's `confirm` would write a blank to stdout, and exit with code 1.
     typer.echo(f"{question} [y/N]: ", nl=False, err=True)
-    answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
-    if not (answer and sys.stdin.isatty()):
-        # End the line; only a terminal echoes the newline that the user types.
+    reply = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
+    if not (reply and sys.stdin.isatty()):
+        # End the line: only a terminal echoes the newline that the user types.
         typer.echo(err=True)
-    if answer.strip().lower() not in ("y", "yes"):
+    if reply.strip().lower() not in ("y", "yes"):
         typer.echo("nothing was done", err=True)
         raise typer.Exit(ExitCode.DECLINED)
 
 
 class _Stdout(io.FileIO):
-    """The file behind stdout. If a write fails, the command ends with a code for that.
+    """The file behind stdout. If a write fails, the command ends with code 13, or 141 if the reader closed the pipe.
 
-    Later output, while the interpreter ends, is dropped.
+    Output after that, while the interpreter ends, is dropped.
     """
 
     is_lost = False
@@ -328,16 +328,16 @@ class _Stdout(io.FileIO):
 
 
 def guard_stdout() -> None:
-    """End the process with a code of its own if stdout cannot be written, or its reader is gone."""
-    before = sys.stdout
-    if isinstance(before, io.TextIOWrapper):
+    """Replace `sys.stdout` by one whose failed writes end the process; see `_Stdout`."""
+    original = sys.stdout
+    if isinstance(original, io.TextIOWrapper):
         sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(_Stdout(before.fileno(), "w", closefd=False)),
-            before.encoding,
-            # Print the rest even if the terminal's encoding lacks a character, such as a dash.
-            before.errors if _is_unicode(before) else "replace",
-            line_buffering=before.line_buffering,
-            write_through=before.write_through,
+            io.BufferedWriter(_Stdout(original.fileno(), "w", closefd=False)),
+            original.encoding,
+            # If the terminal's encoding lacks a character, such as a dash, print a replacement.
+            original.errors if _is_unicode(original) else "replace",
+            line_buffering=original.line_buffering,
+            write_through=original.write_through,
         )
 
 

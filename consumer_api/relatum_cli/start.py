@@ -1,8 +1,8 @@
 """The console script: at any moment, Ctrl-C ends `relatum` with code 130 and without a traceback.
 
-A command's imports take a second. Ctrl-C would print a traceback then, and also while the interpreter ends. So this
-module imports none of them, and its signal handler ends the process at once before and after the command. While the
-command runs, Ctrl-C is a `KeyboardInterrupt` as usual, so that open resources are closed.
+Python would print a traceback if Ctrl-C came while a command is imported, which takes a second, or while the
+interpreter ends. So this module imports no command, and its signal handler ends the process immediately, before and
+after the command. While the command runs, Ctrl-C raises `KeyboardInterrupt` as usual, so that resources are closed.
 """
 
 import os
@@ -17,36 +17,36 @@ INTERRUPTED: Final = 130
 
 def main() -> None:
     """Run the command with the process's arguments, and end the process."""
-    # Otherwise SIGINT is ignored, as in a script's background job, or another handler is set.
+    # Any other handler stays: SIGINT may be ignored, as in a script's background job.
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit)
         sys.unraisablehook = _unraisable
     try:
         from relatum_cli.app import main as run
 
-        # The application calls it once the command is imported.
-        run(_interruptible if is_default else None)
+        # The application calls `_restore_default` after it has imported the command.
+        run(_restore_default if is_default else None)
     except KeyboardInterrupt:
-        _leave()
+        _exit()
     finally:
         if is_default:
-            signal.signal(signal.SIGINT, _leave)
+            signal.signal(signal.SIGINT, _exit)
 
 
-def _interruptible() -> None:
+def _restore_default() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unraisable(unraisable: Any) -> None:
-    """End the process on Ctrl-C during finalisation, where the interpreter would print a traceback and continue."""
+    """End the process on Ctrl-C while the interpreter ends, when Python would print a traceback and continue."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        _leave()
+        _exit()
     sys.__unraisablehook__(unraisable)
 
 
-def _leave(*_: Any) -> None:
-    """End the process at once. Work in progress is left as after a kill, which loses and doubles nothing."""
+def _exit(*_: Any) -> None:
+    """End the process immediately. As after a kill, no message is lost or duplicated."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -1,4 +1,4 @@
-"""`relatum status` and `relatum outcome`: the state of recording, of collectors and of their messages."""
+"""`relatum status` and `relatum outcome`: the status of recorded streams, of collectors and of their messages."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -29,16 +29,16 @@ from relatum_cli.show import (
 def status(
     *,
     streams: list[str] | None = argument("Streams and super streams; all by default.", "[NAME…]", default=None),
-    collector: bool = option(False, "Show collectors; a NAME is then a collector's.", "--collector"),
+    collector: bool = option(False, "Show collectors: each NAME is that of a collector.", "--collector"),
     given: CommandOptions,
 ) -> None:
-    """Show how far each stream is recorded, and what happened to it.
+    """Show how far each stream is recorded, and its latest events.
 
-    It shows first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows for
-    each collector its members, its streams with position and lag (given a broker), messages by state, and since when
-    the oldest unfinished one waits. An unknown name exits with code 6. A stream that cannot be read is shown with its
-    state and the reason; if it was named, the command exits with that error's code. `--json` prints one document, the
-    list of streams or collectors, with ranges as [from, to).
+    It shows the first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows
+    each collector's members, its streams with position and lag (if a broker is given), its messages by state, and the
+    time of the oldest unfinished message. Exits with code 6 for an unknown name. A stream that cannot be read is shown
+    with its state and the reason; if it was named, the command exits with that error's code. `--json` prints one
+    document, the list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
@@ -46,7 +46,7 @@ def status(
         if given.as_json:
             print_json(collectors)
         elif not collectors:
-            say("There is no collector yet: its first member creates it.")
+            say("There are no collectors. A collector's first member creates it.")
         else:
             for each in collectors:
                 _print_collector(each)
@@ -64,7 +64,7 @@ def status(
         for stream in found:
             print_table(_facts(stream), title=_title(stream))
     for stream in found if streams else ():
-        # The error comes after all output. A missing stream is a normal status.
+        # Raise the error after all output. A missing stream is a normal status, not an error.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
 
@@ -73,7 +73,7 @@ def _title(stream: StreamStatus) -> str:
     name = f"{stream.stream} (partition of {stream.super_stream})" if stream.super_stream else stream.stream
     remedies = {
         "unattended": f": no recorder follows it now; relatum record {stream.super_stream or stream.stream}",
-        "deleted": f": relatum forget {stream.stream} removes what was recorded of it",
+        "deleted": f": relatum forget {stream.stream} deletes what was recorded",
     }
     return f"{name}: {stream.state}{remedies.get(stream.state, '')}"
 
@@ -132,11 +132,11 @@ def outcome(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Show the outcomes of messages that collectors took.
+    """Show the outcomes of messages that collectors process.
 
-    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
-    or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector
-    exits with 6, too. `--json` prints one document, the list of outcomes.
+    An outcome is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if any
+    is failed or dead, else with 6 if any is unknown, else with 8 if any is not final yet, else with 0. Also exits with
+    6 if the collector is unknown. `--json` prints one document, the list of outcomes.
     """
     with Outcomes(given.database_url) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())

@@ -1,4 +1,4 @@
-"""`relatum tap`, `untap` and `super-stream`: copies of exchanges, and super streams."""
+"""`relatum tap`, `untap` and `super-stream`: copying exchanges into streams, and super streams."""
 
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -27,11 +27,11 @@ _COLUMNS: Final[Cells] = {
 class StreamSettings:
     """The options with which streams are declared."""
 
-    max_length_bytes: int | None = option(None, "How much a stream keeps, on each node.", metavar="BYTES")
-    max_age: str | None = option(None, "How long it keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
-    segment_bytes_max: int | None = option(None, "How much it drops at a time.", metavar="BYTES")
-    leader_locator: str | None = option(None, "Where leaders are placed: client-local, balanced.")
-    initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
+    max_length_bytes: int | None = option(None, "The maximum size of a stream, on each node.", metavar="BYTES")
+    max_age: str | None = option(None, "How long a stream keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
+    segment_bytes_max: int | None = option(None, "The segment size: retention drops whole segments.", metavar="BYTES")
+    leader_locator: str | None = option(None, "Where leaders are placed: client-local or balanced.")
+    initial_cluster_size: int | None = option(None, "Number of nodes that have a copy; by default all nodes.")
 
     def over(self, defaults: StreamOptions) -> StreamOptions:
         given: dict[str, Any] = {name: value for name, value in asdict(self).items() if value is not None}
@@ -43,16 +43,16 @@ class StreamSettings:
 def tap(
     *,
     exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
-    stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
-    binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
-    show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
+    stream: str | None = option(None, "One stream for all copies; by default tap.EXCHANGE for each.", metavar="NAME"),
+    binding_keys: list[str] | None = option(None, "Copy only this key; repeatable.", "--binding-key", metavar="KEY"),
+    show_list: bool = option(False, "Only list the taps.", "--list"),
     settings: StreamSettings,
     given: CommandOptions,
 ) -> None:
-    """Copy each message of exchanges into a stream; publishers do not change.
+    """Copy each message of exchanges into a stream, without changing publishers.
 
-    A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
-    default exchange cannot be tapped: nothing can be bound to it.
+    It declares a missing stream, which keeps at most 5 GB and 7 days. `relatum record` records the stream like any
+    other. The default exchange cannot be tapped, because it does not allow bindings.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
     """
@@ -70,23 +70,23 @@ def tap(
         return
     if any(each.kind is None for each in taps):
         say(
-            "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
-            "with a --binding-key are copied."
+            "This user may not read the type of an exchange. If it is a direct exchange, only messages with a "
+            "--binding-key are copied."
         )
     limits = f"{size_text(options.max_length_bytes)} and {settings.max_age or '7d'}"
-    say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
-    say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
+    say(f"A new stream keeps at most {limits} on each node; change this with --max-length-bytes and --max-age.")
+    say(f"Record it with: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 
 def untap(
     *,
-    exchanges: list[str] = argument("Exchanges that are tapped.", "EXCHANGE…"),
+    exchanges: list[str] = argument("Tapped exchanges.", "EXCHANGE…"),
     stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Stop copying exchanges. Streams and recorded rows stay.
+    """Stop copying messages of exchanges. Streams and recorded rows stay.
 
-    `relatum forget` deletes what was recorded of a stream that you have deleted.
+    After you delete a stream, `relatum forget` deletes what was recorded.
 
     `--json` prints one document, as `tap` does.
     """
@@ -103,12 +103,12 @@ def _document(tap: tapping.Tap) -> dict[str, Any]:
 
 super_stream = Commands()
 
-KEYS = "A partition's binding key, instead of a number. Repeat it in the order of the partitions."
+KEYS = "A partition's binding key, instead of a number. Repeat it for each partition, in order."
 
 
 @dataclass(frozen=True)
 class Options(BrokerOptions):
-    """The options for a super stream, and its output."""
+    """The options of a super stream's commands: broker, name, and `--json`."""
 
     name: str = argument("The super stream's name.", "NAME")
     as_json: Json = False
@@ -126,12 +126,12 @@ class Options(BrokerOptions):
 @super_stream.command()
 def declare(
     *,
-    partitions: int | None = option(None, "How many partitions; by default one for each binding key, or 3."),
+    partitions: int | None = option(None, "Number of partitions; by default one for each binding key, or 3."),
     binding_keys: list[str] | None = option(None, KEYS, "--binding-key", metavar="KEY"),
     settings: StreamSettings,
     given: Options,
 ) -> None:
-    """Declare a super stream; an existing one with these options is kept.
+    """Declare a super stream. An existing super stream with the same options stays as it is.
 
     `--json` prints one document: super_stream, partitions (each with place, stream, binding_key).
     """
@@ -145,18 +145,18 @@ def declare(
 def describe(*, given: Options) -> None:
     """Show a super stream's partitions in their order. `--json` prints one document, as `declare` does.
 
-    If the stream protocol does not answer, only partitions NAME-0, NAME-1 and so on are found.
+    If the stream protocol is unavailable, it finds only partitions named NAME-0, NAME-1 and so on.
     """
     given.show(given.described())
 
 
 @super_stream.command()
-def delete(*, sure: Yes = False, given: Options) -> None:
+def delete(*, is_confirmed: Yes = False, given: Options) -> None:
     """Delete a super stream with all its streams and messages.
 
-    It asks first. `--json` prints one document, what was deleted, as `declare` does; it needs `--yes`.
+    It asks for confirmation. `--json` prints one document as `declare` does: what was deleted; it needs `--yes`.
     """
-    if not sure:
+    if not is_confirmed:
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         streams = ", ".join(partition.stream for partition in given.described())
@@ -168,14 +168,14 @@ def delete(*, sure: Yes = False, given: Options) -> None:
 @super_stream.command()
 def route(
     *,
-    keys: list[str] = argument("Keys of messages.", "KEY…"),
+    keys: list[str] = argument("The keys by which messages are routed.", "KEY…"),
     partitions: int | None = option(None, "Assume this many partitions NAME-0, NAME-1, …; needs no broker."),
     given: Options,
 ) -> None:
-    """Show to which partition the messages of a key go.
+    """Show the partition to which messages with a key are routed.
 
-    The rule is that of RabbitMQ's stream clients for Java, Go, .NET and Rust. `--json` prints one document: a list,
-    each with key, place, stream and binding_key.
+    Routing is that of RabbitMQ's stream clients for Java, Go, .NET and Rust. `--json` prints one document: a list, each
+    with key, place, stream and binding_key.
     """
     layout = given.described() if partitions is None else Layout.numbered(given.name, partitions)
     routed = [(key, layout.route(key)) for key in keys]

@@ -1,7 +1,7 @@
 """Find and read the messages that belong together, by key and by time, with proof if there are none.
 
 `Relations` is blocking, `AsyncRelations` is for asyncio; both have the same methods. An `Answer` is a sequence of
-messages with a `Status`. The types for groups are defined in `relatum_consumer.groups`, and most are exported here.
+messages with a `Status`. The group types are defined in `relatum_consumer.groups`; this module exports most of them.
 """
 
 from relatum_consumer._async_relations import AsyncRelations

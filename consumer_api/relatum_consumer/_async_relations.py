@@ -1,4 +1,4 @@
-"""Lookups for asyncio: a `Relations` whose calls run in its own threads."""
+"""Lookups for asyncio: calls a `Relations` in threads."""
 
 import asyncio
 import time
@@ -33,12 +33,12 @@ _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
 PART_S: Final = 0.005
-"""Seconds after which a part of an iteration is returned; a switch to a thread and back takes about 0.05 ms."""
+"""Seconds for which a thread gathers one part of an iteration; switching to a thread and back takes about 0.05 ms."""
 
 PART_ITEMS: Final = 100
-"""The most items in a part of an iteration."""
+"""Maximum number of items in one part of an iteration."""
 
-ASIDE_THREADS: Final = 4
+CONTROL_THREADS: Final = 4
 """Threads for calls that must not wait for lookups: `close` and `health`."""
 
 
@@ -53,24 +53,24 @@ def _called(
     """
 
     @wraps(method)
-    async def called(self: "AsyncRelations", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    async def wrapper(self: "AsyncRelations", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         call = partial(method, self._relations, *args, **options)
         with within(self._timeout_s if is_limited else None):
             return await self._in_thread(call)
 
-    called.__qualname__ = f"AsyncRelations.{method.__name__}"
-    return called
+    wrapper.__qualname__ = f"AsyncRelations.{method.__name__}"
+    return wrapper
 
 
 class AsyncRelations(AsyncClosing):
     """Finds and reads the messages that belong together, with asyncio.
 
     An asynchronous context manager. Tasks may share it, even across successive event loops. It calls a `Relations` in
-    its own threads, `broker_connections_max` at most. A task that waits for a message (`wait_related`) or for the next
-    part of an iteration holds no thread. A cancelled call releases its server and its thread within 0.1 s.
+    at most `broker_connections_max` threads. A task that waits for a message (`wait_related`), or for the next part of
+    an iteration, holds no thread. A cancelled call releases its connections and its thread within 0.1 s.
 
-    Methods, arguments and errors are those of `Relations`. A call also waits for a thread within `timeout_s`, and
-    raises `ConnectionsInUse` if none becomes free.
+    Methods, arguments and errors are those of `Relations`. A call also waits up to `timeout_s` for a free thread, and
+    raises `ConnectionsInUse` if there is none.
     """
 
     def __init__(
@@ -91,42 +91,42 @@ class AsyncRelations(AsyncClosing):
         )
         self._timeout_s = timeout_s
         self._threads = Threads(broker_connections_max, "relatum-lookups")
-        # Waiting calls may share a slow proof: lookups must not wait for that.
-        self._for_waits = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
-        self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
+        # Separate threads: waiting calls may share a slow proof, which must not delay lookups.
+        self._wait_threads = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
+        self._control_threads = Threads(CONTROL_THREADS, "relatum-lookups-aside")
         self._ending = Deadline(None)
         self._is_closed = False
 
     @classmethod
     async def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
-        """Return relations once both servers have answered; see `Relations.open`."""
+        """Return an open `AsyncRelations` after both servers have answered; see `Relations.open`."""
         relations = cls(broker, database, **options)
         try:
-            await relations._reach()
+            await relations._check_servers()
         except BaseException:
             await relations.close()
             raise
         return relations
 
     async def close(self) -> None:
-        """Close all connections and release shared groups. Running lookups are ended, and fail."""
+        """Close all connections and release shared groups. Running lookups fail."""
         self._is_closed = True
         await self._end(self._close)
 
     def _close(self) -> None:
-        self._relations._end_sharing()
+        self._relations._close_shared_groups()
         self._ending.end_in(0)
         self._relations.close()
         self._threads.shutdown()
-        self._for_waits.shutdown()
+        self._wait_threads.shutdown()
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
         return self._relations.statistics()
 
     async def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Check whether both servers answer now; see `Relations.health`. It does not wait for a lookup's thread."""
-        return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
+        """Return whether both servers answer now; see `Relations.health`. The check does not wait for lookups."""
+        return await in_thread(self._control_threads, partial(self._relations.health, timeout_s=timeout_s))
 
     # --- methods of `Relations`, called in a thread ----------------------------------------------------------
 
@@ -151,7 +151,7 @@ class AsyncRelations(AsyncClosing):
     expectations = _called(Relations.expectations)
     missing = _called(Relations.missing)
     _newest_groups = _called(Relations._newest_groups)
-    _reach = _called(Relations._reach)
+    _check_servers = _called(Relations._check_servers)
 
     # --- waiting and iterating ------------------------------------------------------------------------------
 
@@ -165,28 +165,27 @@ class AsyncRelations(AsyncClosing):
         limit: int | None = None,
         order: Order = "oldest",
     ) -> Answer:
-        """Wait until at least one message is related, and return the same as `related`; see `Relations.wait_related`.
+        """Wait until there is a related message, and return the same as `related`; see `Relations.wait_related`.
 
         A waiting task holds no thread, so any number of tasks may wait.
         """
         relations = self._relations
-        asked = partial(question_of, relations._catalog, message, to, by, limit, order)
-        waiting = Waiting(relations._catalog, asked, timeout_s)
+        make_question = partial(question_of, relations._catalog, message, to, by, limit, order)
+        waiting = Waiting(relations._catalog, make_question, timeout_s)
         with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as note:
-            while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
+            while (answer := await self._in_thread(waiting.probe, threads=self._wait_threads)) is None:
                 await asyncio.sleep(left_s(waiting.pause_s))
-                seen = relations._waits.ask(waiting.watch)
-                waiting.is_seen = bool(await relations._waits.wait_in_task(seen, waiting.watch.until))
+                future = relations._waits.ask(waiting.watch)
+                waiting.has_row = bool(await relations._waits.wait_in_task(future, waiting.watch.until))
             note(answer)
             return answer
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
     ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
-        """Yield the messages of many ids, in the order of the ids; see `Relations.read_many`.
+        """Yield the messages with the given ids, in the order of the ids; see `Relations.read_many`.
 
-        A thread iterates `ids`, some way ahead of the messages yielded. Close the iterator if you leave it early
-        (`contextlib.aclosing`).
+        A thread iterates over `ids`, ahead of the messages. Use `contextlib.aclosing` if you leave the iterator early.
         """
         return self._in_parts(lambda: self._relations.read_many(ids))
 
@@ -205,16 +204,16 @@ class AsyncRelations(AsyncClosing):
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> AsyncGenerator[Group, None] | AsyncSharedGroups:
-        """Yield whole groups, one after the other; see `Relations.groups`.
+        """Yield complete groups, one after the other; see `Relations.groups`.
 
-        Some groups are read ahead. Close the iterator if you leave it early (`contextlib.aclosing`). With a consumer it
-        is an asynchronous context manager, and reads ahead only as far as the consumer's `prefetch` says.
+        Some groups are read ahead. Use `contextlib.aclosing` if you leave the iterator early. With a consumer, the
+        iterator is an asynchronous context manager, and reads ahead no more than the consumer's `prefetch`.
         """
         if consumer is not None:
             shared = self._relations.groups(streams, consumer=consumer, **options)
             return AsyncSharedGroups(self._in_thread, self._end, shared)
-        given = self._relations._groups(names_of("streams", streams), **options)
-        return self._in_parts(lambda: given)
+        groups = self._relations._groups(names_of("streams", streams), **options)
+        return self._in_parts(lambda: groups)
 
     # --- threads ------------------------------------------------------------------------------------------
 
@@ -231,10 +230,10 @@ class AsyncRelations(AsyncClosing):
         try:
             return await in_thread(threads or self._threads, function, *args, ending=self._ending, returned=returned)
         except NoThreadInTime as error:
-            most = self._threads.most
+            limit = self._threads.most
             raise ConnectionsInUse(
-                f"{error}: make fewer calls at once, or set broker_connections_max= (now {most}) higher",
-                limit=most,
+                f"{error}: make fewer concurrent calls, or raise broker_connections_max= (now {limit})",
+                limit=limit,
                 waiting=self._threads.waiting,
             ) from None
 
@@ -252,26 +251,26 @@ class AsyncRelations(AsyncClosing):
             await self._end(parts.close)
 
     async def _end(self, close: Callable[[], object]) -> None:
-        """Close something in a thread, even if this task is cancelled."""
-        await asyncio.shield(asyncio.wrap_future(self._aside.submit(close)))
+        """Call `close` in a thread, and wait for it; cancelling this task does not stop the call."""
+        await asyncio.shield(asyncio.wrap_future(self._control_threads.submit(close)))
 
 
 def _in_lists(begin: Callable[[], Generator[_Item | Pause, None, None]]) -> Generator[list[_Item | Pause], None, None]:
-    """Yield the items of an iteration in lists: up to a pause, or as many as come within `PART_S`."""
-    with closing(begin()) as given:
+    """Yield the items of an iteration in lists. A list ends at a pause, after `PART_ITEMS`, or after `PART_S`."""
+    with closing(begin()) as items:
         while True:
-            taken: list[_Item | Pause] = []
+            part: list[_Item | Pause] = []
             until = time.monotonic() + PART_S
             try:
-                for item in given:
-                    taken.append(item)
-                    if isinstance(item, Pause) or len(taken) == PART_ITEMS or time.monotonic() >= until:
+                for item in items:
+                    part.append(item)
+                    if isinstance(item, Pause) or len(part) == PART_ITEMS or time.monotonic() >= until:
                         break
             except Exception:
-                # The items before the error are delivered first.
-                if taken:
-                    yield taken
+                # Deliver the items that were read before the error.
+                if part:
+                    yield part
                 raise
-            if not taken:
+            if not part:
                 return
-            yield taken
+            yield part

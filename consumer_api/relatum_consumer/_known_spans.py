@@ -1,9 +1,9 @@
-"""The time spans in which every message of a stream is known: they prove that a message did not come.
+"""The time spans in which every message of a stream is known: they prove that no message arrived.
 
-Coverage is in offsets, and due times are in time. They are related because a message is not written before its time, as
-far as clocks agree; callers allow for their difference. So messages before an offset have earlier times than the
-message there, and messages after it came later than its chunk was written. In a recorded range, every message is known
-that came between the time of the range's first message and the moment its last message was written.
+Coverage is a range of offsets, while due times are moments. A message is written after its time, as far as clocks
+agree; callers allow for the difference between clocks. So the messages before a recorded range have earlier times than
+the time of its first message, and the messages after it arrive after its last chunk was written. Every message between
+these two moments is in the range.
 """
 
 import time
@@ -24,20 +24,21 @@ from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
-"""A moment before all others."""
+"""A time before all others, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a stream or super stream at a moment, before the streams' ends were read.
+    """What is known of a stream or super stream.
 
     Attributes:
+        queried_us: The time just before the streams' ends were queried.
         spans: Time spans in order, both ends excluded, in which every message of all the streams is known.
         behind: The streams whose ends are not recorded.
     """
 
     name: str
-    asked_us: int
+    queried_us: int
     spans: tuple[Range, ...]
     evidence: Evidence
     behind: tuple[str, ...] = ()
@@ -52,56 +53,55 @@ class Known:
         return self.spans[-1][1] if self.spans else ALWAYS
 
     def holds(self, low: int, high: int) -> bool:
-        """Whether every message from one moment to another is known, both included."""
-        at = bisect_left(self.spans, (low, ALWAYS)) - 1
-        return at >= 0 and self.spans[at][0] < low and high < self.spans[at][1]
+        """Whether every message with a time from `low` to `high`, both included, is known."""
+        index = bisect_left(self.spans, (low, ALWAYS)) - 1
+        return index >= 0 and self.spans[index][0] < low and high < self.spans[index][1]
 
     def unrecorded_streams(self, catalog: Catalog) -> set[str]:
-        """Return the streams that are behind and that no recorder records now."""
+        """Return the streams whose ends are not recorded and that no recorder records now."""
         return set(self.behind).intersection(self.evidence.unrecorded_streams(catalog))
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
-    """Return what is known of a stream or super stream for each of the keys.
+    """Return what is known of a stream or super stream, with respect to all of the keys.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: it is unknown to the database and the broker, was deleted, or may not
-            be read by this user.
+        StreamNotFound, NotAStream, AccessRefused: the stream is unknown, was deleted, or may not be read by this user.
         TimeNotRecorded: the times of a stream are not recorded.
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
-    asked_us = time.time_ns() // 1_000
+    queried_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
     for stream in found.recorded:
         if not stream.record_time:
             raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
-    spans = _spans(catalog, found, ranges, asked_us)
+    spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name])
     behind = [stream for stream, ends in found.ends.items() if not ranges[stream] or ranges[stream][-1][1] < ends.end]
-    return Known(name, asked_us, tuple(spans), found, tuple(behind))
+    return Known(name, queried_us, tuple(spans), found, tuple(behind))
 
 
 def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
-    """Return what is still known for a key, because retention and pruning may have removed messages and rows since."""
+    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
     catalog.forget()
     definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:
-        # The key was removed and redefined: the rows may be gone.
+        # The key was removed and defined anew: its earlier rows may be gone.
         return replace(before, spans=())
     for stream, first in before.firsts.items():
         bounds: StreamBounds = catalog.servers.bounds(stream)
         if (bounds.first or 0) != first:
-            now = known(catalog, before.name, (by.key_id, TIME))
-            return replace(before, spans=tuple(_intersection(before.spans, now.spans)), evidence=now.evidence)
+            after = known(catalog, before.name, (by.key_id, TIME))
+            return replace(before, spans=tuple(_intersection(before.spans, after.spans)), evidence=after.evidence)
     return before
 
 
 def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]:
-    """Return the retained offsets of a stream that are recorded for each of the keys."""
+    """Return the retained ranges of a stream that are recorded for all of the keys."""
     bounds = found.ends[stream]
     if bounds.last is None:
-        # An empty stream has an end, and it is known that nothing came before it.
+        # A recorded stream that is empty is known to have had no messages before its end.
         return [(0, 0)] if any(each.name == stream for each in found.recorded) else []
     retained = (bounds.first or 0, bounds.end)
     return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]
@@ -129,14 +129,14 @@ TIMES_AT: Final = sql(
     WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
     """
 )
-"""Selects the latest time in the block that holds the first message at or after an offset: number, time.
+"""Selects for each offset the latest time in the block that has the first message from that offset on: number, time.
 
-There is no row if no message follows.
+An offset without such a block has no row.
 """
 
 
-def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], asked_us: int) -> list[Range]:
-    """Return the time spans in which every message of all the streams is known."""
+def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], queried_us: int) -> list[Range]:
+    """Convert the recorded ranges of all the streams to the time spans in which every message is known."""
     recorded = {stream.name: stream for stream in found.recorded}
     begins = [(recorded[stream], each) for stream, of in ranges.items() if stream in recorded for each in of]
     rows = catalog.servers.rows(
@@ -151,29 +151,29 @@ def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], as
     spans: dict[str, list[Range]] = {stream: [] for stream in ranges}
     for number, (stream, each) in enumerate(begins):
         low = _low(each, stream.generation, stream.created_us, times.get(number))
-        spans[stream.name].append((low, _high(found, stream.name, each, asked_us)))
+        spans[stream.name].append((low, _high(found, stream.name, each, queried_us)))
     return reduce(_intersection, map(_union, spans.values())) if spans else []
 
 
 def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
-    """Return the moment after which every arriving message is in the range or after it."""
+    """Return the time after which every message is in the range or behind it."""
     if of[0] == 0:
-        # All that the stream ever held. If it was declared again, messages of the earlier stream are unknown.
+        # The range begins with the stream. If the stream was declared again, its earlier messages are unknown.
         return ALWAYS if generation == 1 else min(seen_us, first_us or seen_us)
     return -ALWAYS if first_us is None else first_us
 
 
-def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
-    """Return the moment before which every arriving message is in the range or before it."""
+def _high(found: Evidence, stream: str, of: Range, queried_us: int) -> int:
+    """Return the time before which every message is in the range or before it."""
     bounds = found.ends[stream]
     if of[1] == bounds.end and bounds.is_proven:
-        return asked_us
+        return queried_us
     chunks = [row.last_chunk_ms for row in found.held[stream] if of[0] < row.to_offset <= of[1]]
     return max((ms * 1_000 for ms in chunks if ms is not None), default=ALWAYS)
 
 
 def _union(spans: Iterable[Range]) -> list[Range]:
-    """Sort spans, drop empty spans, and cut spans that overlap the next because clocks differ."""
+    """Return the spans in order, without empty ones. Spans that overlap because clocks differ are cut."""
     ordered = sorted((low, high) for low, high in spans if low < high)
     cut = [(low, min(high, following)) for (low, high), (following, _) in pairwise(ordered)]
     return [each for each in [*cut, *ordered[-1:]] if each[0] < each[1]]

@@ -1,4 +1,4 @@
-"""Which messages of a stream were not followed in time: messages are read in order, and checked in batches."""
+"""Finds the messages of a stream that no message followed in time: reads them in order, and checks them in batches."""
 
 from collections import Counter
 from datetime import datetime
@@ -24,24 +24,24 @@ from relatum_consumer.expectations import (
     not_defined,
 )
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import moment_of, span_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.time_index import offsets_within
 
 BATCH: Final = 1_000
-"""Messages in one query of the index for what followed them: a statement of a few milliseconds."""
+"""Messages checked by one index query, which takes a few milliseconds."""
 
 PIECE: Final = 2_048
-"""Offsets read at once: one attach, and about ten milliseconds."""
+"""Offsets in one read: it attaches once, and takes about ten milliseconds."""
 
 PAGE_BLOCKS: Final = 2_048
-"""Blocks of the time index read at once: a quarter of a million messages, half a megabyte of blocks."""
+"""Blocks of the time index in one query: they span a quarter of a million messages, and take half a megabyte."""
 
 SPAN_S: Final = 86_400
-"""Default seconds of due times to check: a day."""
+"""Length of the default span of due times, in seconds: a day."""
 
-_NOBODY: Final = -1
+_NO_STREAM_ID: Final = -1
 
 
 class _WaitingMessage(NamedTuple):
@@ -82,12 +82,12 @@ UNFOLLOWED: Final = sql(
     WHERE first.time_us IS NULL OR first.time_us > given.due_us
     """
 )
-"""Selects the given messages that no row of the key's value follows in time, and the first row after them.
+"""Selects the given messages that no row with the key's value follows in time, each with the first row that follows.
 
-Number, stream id, offset and time; NULL if no row follows. It probes the index once for each message and following
-stream, in each part that may hold the value. The first row counts that is not earlier by more than the grace for
-clocks. Within one stream there is no grace: the message before would follow. The LIMIT keeps PostgreSQL from another
-kind of join.
+Columns: the message's number; the row's stream id, offset and time, NULL without a row. The query probes the index
+once for each message and following stream, in each part that may hold the value. A row follows unless it is earlier by
+more than the grace for clocks. In the message's own stream there is no grace, or the message before it would follow.
+The LIMIT makes PostgreSQL join message by message, by the index.
 """
 
 
@@ -97,7 +97,7 @@ def defined(catalog: Catalog) -> tuple[Expectation, ...]:
 
 
 def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
-    """Return the expectation of a name; an `Expectation` is returned as it is.
+    """Return the expectation of a name; an `Expectation` is returned unchanged.
 
     Raises:
         NotFound: no expectation of that name is defined in this virtual host.
@@ -118,13 +118,13 @@ def missing(
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     low, high = span_of(since, until)
     expectation = _expectation_named(catalog, name)
-    return again_if_replaced(catalog, lambda: _Check(catalog, expectation, limit).report(low, high))
+    return retry_if_replaced(catalog, lambda: _Check(catalog, expectation, limit).report(low, high))
 
 
 class _Check:
     """One check of an expectation: reads the messages of a span, and finds those that were not followed in time.
 
-    All findings are counted; the first `limit` of each kind are kept.
+    It counts all findings, and holds the first `limit` of each kind.
     """
 
     def __init__(self, catalog: Catalog, expectation: Expectation, limit: int) -> None:
@@ -133,27 +133,27 @@ class _Check:
         self._limit = limit
         self._by = catalog.definition(expectation.by)
         catalog.check_names([expectation.of, expectation.follows])
-        # In this order, because a message may be followed a moment later.
-        self._of = known(catalog, expectation.of, (TIME,))
-        self._followed = known(catalog, expectation.follows, (self._by.key_id, TIME))
+        # In this order: a message that is due when `of` is queried is due when `follows` is queried, too.
+        self._source = known(catalog, expectation.of, (TIME,))
+        self._followers = known(catalog, expectation.follows, (self._by.key_id, TIME))
         self._batch: list[_WaitingMessage] = []
         self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
         self._counts = dict.fromkeys(ExpectationResult, 0)
         self._reasons: Counter[Reason] = Counter()
         self._checked = self._without_value = self._unreadable = 0
-        self._has_lost = False
+        self._may_have_lost = False
         """Whether retention may have dropped messages before they were checked."""
 
     def report(self, since: int | None, until: int | None) -> MissingReport:
-        """Check the messages of times from `since` to before `until`."""
-        of, end = self._of, self._of.asked_us if until is None else until
+        """Check the messages with times from `since` to before `until`."""
+        source, end = self._source, self._source.queried_us if until is None else until
         begin = self._default_begin(end) if since is None else since
         self._check(begin, end - 1)
-        # A default span starts with what is retained, so nothing in it is lost.
-        status = self._status(begin, end, has_lost=self._has_lost and since is not None)
+        # A default span starts at the first retained message, so retention has dropped nothing of it.
+        status = self._status(begin, end, may_have_lost=self._may_have_lost and since is not None)
         unrecorded: set[str] = set()
         if status is Status.NOT_RECORDED_YET:
-            unrecorded = of.unrecorded_streams(self._catalog) | self._followed.unrecorded_streams(self._catalog)
+            unrecorded = source.unrecorded_streams(self._catalog) | self._followers.unrecorded_streams(self._catalog)
         is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
         return MissingReport(
             expectation=self._expectation,
@@ -170,26 +170,26 @@ class _Check:
             checked=self._checked,
             without_value=self._without_value,
             unreadable=self._unreadable,
-            streams=tuple(sorted(of.firsts)),
+            streams=tuple(sorted(source.firsts)),
             unrecorded_streams=tuple(sorted(unrecorded)),
-            new_keys=self._followed.evidence.named_new_keys(self._catalog, [self._by.key_id]) if is_open else (),
+            new_keys=self._followers.evidence.named_new_keys(self._catalog, [self._by.key_id]) if is_open else (),
         )
 
     def _default_begin(self, end: int) -> int:
-        """Return the default start of a span: messages due a day ago, or the start of the known span."""
-        expectation, spans = self._expectation, self._of.spans
+        """Return the default start of a span: a day of due times before `end`, within the last known span."""
+        expectation, spans = self._expectation, self._source.spans
         begin = end - expectation.within_us - SPAN_S * 1_000_000
         return max(begin, (spans[-1][0] if spans else ALWAYS) + expectation.grace_us + 1, TIME_US_MIN)
 
-    def _status(self, begin: int, end: int, *, has_lost: bool) -> Status:
+    def _status(self, begin: int, end: int, *, may_have_lost: bool) -> Status:
         if self._counts[ExpectationResult.LATE] or self._counts[ExpectationResult.MISSING]:
             return Status.FOUND
-        of, grace_us = self._of, self._expectation.grace_us
-        # Messages that are not due change nothing, nor does what is known of them.
-        due = min(end - 1, of.asked_us - self._expectation.within_us - grace_us - 1)
-        is_known = due < begin or of.holds(begin - grace_us, due + grace_us)
-        is_known = is_known and not (self._unreadable or has_lost)
-        is_behind = bool(of.behind) and due + grace_us >= of.until
+        source, grace_us = self._source, self._expectation.grace_us
+        # Messages that are not due yet do not affect the status.
+        due = min(end - 1, source.queried_us - self._expectation.within_us - grace_us - 1)
+        is_known = due < begin or source.holds(begin - grace_us, due + grace_us)
+        is_known = is_known and not (self._unreadable or may_have_lost)
+        is_behind = bool(source.behind) and due + grace_us >= source.until
         if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
             return Status.UNPROVEN
         if Reason.BEHIND in self._reasons or not is_known:
@@ -199,31 +199,31 @@ class _Check:
     # --- reading ------------------------------------------------------------------------------------------
 
     def _check(self, low: int, high: int) -> None:
-        """Check all messages of times from `low` to `high`, both included."""
-        for stream in self._of.evidence.recorded:
-            begun = self._read(stream, self._of.firsts[stream.name], low, high)
-            if begun is not None:
-                # The broker silently moves a reader forward to the first retained offset.
+        """Check all messages with times from `low` to `high`, both included."""
+        for stream in self._source.evidence.recorded:
+            first_read = self._read(stream, self._source.firsts[stream.name], low, high)
+            if first_read is not None:
+                # If retention has dropped the requested offset, the broker silently starts at the first retained one.
                 bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
-                self._has_lost = self._has_lost or bounds.first is None or bounds.first > begun
-        self._settle()
+                self._may_have_lost = self._may_have_lost or bounds.first is None or bounds.first > first_read
+        self._check_batch()
 
     def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
         """Check a stream's messages in a time span, and return the first offset read, if any."""
-        at: int | None = first
-        begun: int | None = None
-        look, servers = partial(self._look, stream.stream_id, low, high), self._catalog.servers
-        while at is not None:
-            ranges, at = offsets_within(servers, stream, low, high, at, blocks_max=PAGE_BLOCKS)
+        offset: int | None = first
+        first_read: int | None = None
+        consider, servers = partial(self._consider, stream.stream_id, low, high), self._catalog.servers
+        while offset is not None:
+            ranges, offset = offsets_within(servers, stream, low, high, offset, blocks_max=PAGE_BLOCKS)
             for start, stop in ranges:
-                begun = start if begun is None else begun
+                first_read = start if first_read is None else first_read
                 for piece in range(start, stop, PIECE):
-                    servers.scan(stream.name, piece, min(piece + PIECE, stop), look)
+                    servers.scan(stream.name, piece, min(piece + PIECE, stop), consider)
                     if len(self._batch) >= BATCH:
-                        self._settle()
-        return begun
+                        self._check_batch()
+        return first_read
 
-    def _look(self, stream_id: int, low: int, high: int, message: Message) -> None:
+    def _consider(self, stream_id: int, low: int, high: int, message: Message) -> None:
         if isinstance(message.raw, UnreadableRecord):
             self._unreadable += 1
             return
@@ -236,17 +236,17 @@ class _Check:
             return
         self._checked += 1
         due_us = min(time_us + self._expectation.within_us, TIME_US_MAX)
-        # If there are several values, each must be followed.
+        # A message with several values must be followed for each of them.
         self._batch += [_WaitingMessage(message.id, stream_id, value, time_us, due_us) for value in values]
 
-    # --- judging ------------------------------------------------------------------------------------------
+    # --- checking -----------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _check_batch(self) -> None:
         """Check the batch against the index."""
         batch, self._batch = self._batch, []
         if not batch:
             return
-        stream_ids = {stream.stream_id: stream.name for stream in self._followed.evidence.recorded}
+        stream_ids = {stream.stream_id: stream.name for stream in self._followers.evidence.recorded}
         rows: list[Any] = self._catalog.servers.rows(
             UNFOLLOWED,
             {
@@ -256,34 +256,36 @@ class _Check:
                 "due_uss": [each.due_us for each in batch],
                 "own_streams": [each.stream_id for each in batch],
                 "own_offsets": [each.id.offset for each in batch],
-                "stream_ids": list(stream_ids) or [_NOBODY],
+                "stream_ids": list(stream_ids) or [_NO_STREAM_ID],
                 "key_id": self._by.key_id,
                 "grace_us": self._expectation.grace_us,
             },
         )
         if rows:
-            self._followed = still(self._catalog, self._followed, self._by)
+            self._followers = still(self._catalog, self._followers, self._by)
         for number, stream_id, offset, time_us in sorted(rows):
-            came = None if stream_id is None else MessageId(stream_ids[stream_id], offset)
-            self._keep(self._unmet(batch[number], came, None if time_us is None else moment_of(time_us)))
+            follower = None if stream_id is None else MessageId(stream_ids[stream_id], offset)
+            self._add(self._unmet(batch[number], follower, None if time_us is None else moment_of(time_us)))
 
-    def _unmet(self, asked: _WaitingMessage, came: MessageId | None, came_at: datetime | None) -> UnmetExpectation:
-        why: Reason | None = None
+    def _unmet(
+        self, message: _WaitingMessage, follower: MessageId | None, followed_at: datetime | None
+    ) -> UnmetExpectation:
+        reason: Reason | None = None
         grace_us = self._expectation.grace_us
-        # Everything written until `due_us` by the slowest clock must be known, and from where the search began: before
-        # a span are the messages written before its first one, by a clock that may be ahead of the slowest.
-        known_us = asked.due_us + grace_us
-        if known_us >= self._followed.asked_us:
-            finding, why = ExpectationResult.NOT_KNOWN, Reason.NOT_DUE
-        elif self._followed.holds(asked.time_us - 2 * grace_us, known_us):
-            finding = ExpectationResult.MISSING if came is None else ExpectationResult.LATE
+        # Clocks differ by up to the grace. A follower may be written one grace after the due time, and its time may be
+        # one grace before its message's. Messages before a known span may have times up to one grace after its start.
+        known_us = message.due_us + grace_us
+        if known_us >= self._followers.queried_us:
+            finding, reason = ExpectationResult.NOT_KNOWN, Reason.NOT_DUE
+        elif self._followers.holds(message.time_us - 2 * grace_us, known_us):
+            finding = ExpectationResult.MISSING if follower is None else ExpectationResult.LATE
         else:
-            is_behind = self._followed.behind and known_us >= self._followed.until
-            finding, why = ExpectationResult.NOT_KNOWN, Reason.BEHIND if is_behind else Reason.UNPROVEN
-        moment, due = moment_of(asked.time_us), moment_of(asked.due_us)
-        return UnmetExpectation(finding, asked.id, asked.value, moment, due, why, came, came_at)
+            is_behind = self._followers.behind and known_us >= self._followers.until
+            finding, reason = ExpectationResult.NOT_KNOWN, Reason.BEHIND if is_behind else Reason.UNPROVEN
+        moment, due = moment_of(message.time_us), moment_of(message.due_us)
+        return UnmetExpectation(finding, message.id, message.value, moment, due, reason, follower, followed_at)
 
-    def _keep(self, unmet: UnmetExpectation) -> None:
+    def _add(self, unmet: UnmetExpectation) -> None:
         self._counts[unmet.finding] += 1
         if unmet.why is not None:
             self._reasons[unmet.why] += 1

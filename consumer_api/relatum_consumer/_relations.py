@@ -30,36 +30,36 @@ from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics, lookup
 from relatum_consumer.lookups.waiting import Waiting, Watch, poll
 
 POOL_MAX: Final = 1_000
-"""The most connections to PostgreSQL of one `Relations`; PostgreSQL's own default is 100 for all its clients."""
+"""Upper bound of `database_connections_max`; by default a PostgreSQL server accepts 100 connections of all clients."""
 
 
 class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     """Finds and reads the messages that belong together, blocking.
 
-    A thread-safe context manager. Each call takes one connection to the database and one to the broker while it runs.
-    Both are opened when a call first needs them.
+    Thread-safe, and a context manager. A running call uses one connection to the database and one to the broker.
+    Connections are opened when a call first needs them.
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which stays open when this object is closed.
         timeout_s: Time limit of a whole call, for the database and the broker together, in seconds. Default 10. A call
             that takes longer raises `DatabaseUnavailable` (`reason` is "timeout", or "pool" if all connections are in
-            use) or `ReadTimeout`, and is safe to repeat. A call that reads much (`complete=True` far behind a recorder)
-            may need more. For iterators the limit applies to each request they make.
-        database_connections_max: The most connections to PostgreSQL; they are kept once opened. A call waits for one
-            within `timeout_s`. None (default): 10. A `Database` has its own limit.
-        broker_connections_max: The most connections to all nodes of the broker together; 2 or more, default 16. A call
-            waits for one within `timeout_s`.
+            use) or `ReadTimeout`, and is safe to repeat. A call that reads many messages (`complete=True` while the
+            recorder is far behind) may need a higher limit. For iterators the limit applies to each request.
+        database_connections_max: Maximum number of connections to PostgreSQL; idle ones stay open. A call waits up to
+            `timeout_s` for a free one. None (default): 10. A `Database` has its own limit.
+        broker_connections_max: Maximum number of connections to all nodes of the broker together; 2 or more, default
+            16. A call waits up to `timeout_s` for a free one.
 
-    Every lookup may raise these errors, besides the errors that its method names:
+    Every lookup may raise these errors, in addition to those that its method lists:
 
     - `InvalidInput`: an argument is invalid, or more than 100,000 messages match without `limit`.
     - `KeyNotDefined`: no key of that name is defined; if you named no key, no key is defined at all.
     - `StreamNotFound`: a named stream was deleted, or is unknown to the database and the broker.
-    - `NothingRecorded`: no stream was named, and no stream of this virtual host is recorded, so nothing is known.
-    - `StreamReplaced`: a stream is not the recorded one: it was declared again, or lost its tail. Lookups never answer
-      from it. A lookup without named streams leaves it out and lists it in `Answer.unreadable_streams`.
-    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out, too.
+    - `NothingRecorded`: you named no stream, and no stream of this virtual host is recorded, so nothing is known.
+    - `StreamReplaced`: a named stream is not the recorded one: it was declared again, or lost its tail. Lookups never
+      answer from such a stream. If you name no stream, it is left out and listed in `Answer.unreadable_streams`.
+    - `AnotherBroker`: a named stream was recorded from another broker. If you name no stream, it is left out, too.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: fix the setup first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
       `ConnectionsInUse` (`broker_connections_max` is too low for the concurrent calls): safe to repeat.
@@ -85,19 +85,18 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         )
         self._servers = Servers(self._database.rows, self._reader.get, timeout_s)
         self._catalog = Catalog(self._servers, self._address.vhost)
-        self._sharing = WeakSet()
-        # It holds no reference to this object: an object dropped without close() must not wait for the garbage
-        # collector.
+        self._shared_groups = WeakSet()
+        # No reference to `self`: in a cycle, an object dropped without close() would wait for the garbage collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
         self._lookups = Lookups(timeout_s, broker_connections_max, self._waits)
         after_fork(self, Relations._renew)
         metrics.report(self._lookups, owner=self)
 
     def _renew(self) -> None:
-        """Forget the parent's open groups after a fork. The other parts handle the fork themselves."""
-        leave_to_parent(*self._sharing)
+        """Drop the parent's shared groups after a fork. The other parts handle the fork themselves."""
+        leave_to_parent(*self._shared_groups)
         self._lookups.renew()
-        self._sharing = WeakSet()
+        self._shared_groups = WeakSet()
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
@@ -106,12 +105,12 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     @classmethod
     def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
-        """Return relations once both servers have answered, so that setup errors show at once.
+        """Return an open `Relations` after both servers have answered, so that setup errors show immediately.
 
         Args:
             broker: As for the class.
             database: As for the class.
-            options: As for the class: `database_connections_max`, `timeout_s`, …
+            options: The other arguments of the class: `timeout_s`, `database_connections_max`, …
 
         Raises:
             DatabaseUnavailable, SchemaMissing, AccessRefused: the database cannot be used.
@@ -120,18 +119,18 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """
         relations = cls(broker, database, **options)
         try:
-            relations._reach()
+            relations._check_servers()
         except BaseException:
             relations.close()
             raise
         return relations
 
-    def _reach(self) -> None:
+    def _check_servers(self) -> None:
         with self._lookups.counted("open", self._lookups.timeout_s):
             self._servers.check()
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Check whether both servers answer now, for a service's readiness; lookups that wait do not delay it.
+        """Return whether both servers answer now, for a readiness check. Waiting lookups do not delay the check.
 
         Args:
             timeout_s: Time limit in seconds, half of it for each server. Default 2. A server whose connections are all
@@ -141,13 +140,13 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         with within(timeout_s + LOOK_S):
             return self._servers.health(timeout_s)
 
-    def _end_sharing(self) -> None:
-        for shared in list(self._sharing):
+    def _close_shared_groups(self) -> None:
+        for shared in list(self._shared_groups):
             shared.close()
 
     def close(self) -> None:
         """Close all connections and release shared groups. Running lookups may fail."""
-        self._end_sharing()
+        self._close_shared_groups()
         self._reader.close()
         self._waits.end()
         self._database.close()
@@ -169,23 +168,21 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """Return the messages that share a key's value with a message, without the message itself.
 
         Args:
-            message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). If the
-                client does not give its stream and offset, its copies in streams are left out and listed in
-                `answer.self_ids`.
-            to: The stream, super stream or streams to search; a super stream means its partitions. None: all recorded
-                streams.
-            by: The key or keys to search by. A message that shares any key's value is returned; its hit names all keys
-                that it shares. None: all defined keys. Keys without a value in the message are skipped.
-            limit: The most messages to return, at least 1. None: all, up to 100,000.
+            message: A message read from a stream, or delivered by a client library (docs/clients.md). If the client
+                does not provide stream and offset, copies of the message are left out; `answer.self_ids` lists them.
+            to: The streams and super streams (their partitions) to search. None: all recorded streams.
+            by: The key or keys to search by. A message that shares the value of any of them is returned; its hit names
+                all shared keys. None: all defined keys. Keys without a value in the message are skipped.
+            limit: Maximum number of messages to return, at least 1. None: all, up to 100,000.
             order: "oldest" (default) sorts by time, then stream and offset; "newest" is its reverse; "offset" sorts by
                 stream and offset. A message without a known time sorts as later than all others.
             complete: True also reads retained messages that are not recorded yet, so that the answer is definite.
 
         Returns:
-            The messages, each read and checked, the status, and the streams searched. `FOUND` covers the recorded
-            messages, with `complete` all messages. `ABSENT` means that every retained message of the streams was
-            recorded for all the keys searched, or read; `UNPROVEN` means that this is unknown. If the message has none
-            of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
+            The messages, each read and checked; the status; and the streams searched. `FOUND` covers all recorded
+            messages, with `complete` all retained ones. `ABSENT`: every retained message was recorded for all searched
+            keys, or was read, and none matches. `UNPROVEN`: it is unknown whether there are more messages. If the
+            message has none of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
         """
         return answer(self._catalog, question_of(self._catalog, message, to, by, limit, order), complete=complete)
 
@@ -206,17 +203,17 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Args:
             key: The key's name.
-            value: The key's value, of any type the key accepts, compared in canonical form. A tuple for a composite.
+            value: The value, of any type that the key accepts, compared in canonical form. A tuple for a composite key.
             streams: The streams and super streams to search. None: all recorded streams.
-            since: Only messages of this time or later; a `datetime` without a zone is UTC. None: no bound.
+            since: Only messages from this time on; a `datetime` without a zone is UTC. None: no bound.
             until: Only messages before this time. With either bound, messages without a known time are left out.
             limit: As for `related`.
             order: As for `related`.
             complete: As for `related`.
 
         Raises:
-            InvalidKeyDefinition: you gave a list for a key of one value, or the wrong number of parts for a composite.
-            InvalidRelationshipKey: no message can carry that value.
+            InvalidKeyDefinition: `value` is a list for a single-value key, or has too few or too many parts.
+            InvalidRelationshipKey: no message can carry the value.
         """
         question = sought(self._catalog, key, value, streams, since, until, limit, order)
         return answer(self._catalog, question, complete=complete)
@@ -231,35 +228,35 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         limit: int | None = None,
         order: Order = "oldest",
     ) -> Answer:
-        """Wait until at least one message is related, and return the same as `related`.
+        """Wait until there is at least one related message, and return the same as `related`.
 
-        All waiting calls share one query of the index. It runs 5 ms after a call began or found something, then at
-        growing intervals: up to 50 ms, but at least twice as long as the query takes.
+        All waiting calls share one index query. It runs 5 ms after a call starts or finds something, then at growing
+        intervals: at most 50 ms, or twice the query's duration if that is longer.
 
         Args:
             message: As for `related`.
             to: As for `related`.
             by: As for `related`.
-            timeout_s: How long to wait, in seconds; 0 searches once, as `related` does.
+            timeout_s: Seconds to wait; 0 searches once, as `related` does.
             limit: As for `related`.
             order: As for `related`.
 
         Returns:
-            The messages recorded when the first one was seen. After a timeout the answer comes within about 0.3 s,
-            without an error: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`; `unread`
-            has the messages that were found and could not be read in time. If the message has none of the keys, the
-            answer is `ABSENT` at once, and `missing_keys` says why.
+            All related messages recorded by the time the call finds one. After a timeout the call returns within about
+            0.3 s, without an error: `ABSENT` if it can be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`; `unread`
+            has the messages that were found but not read in time. If the message has none of the keys, the call
+            returns `ABSENT` immediately, and `missing_keys` says why.
         """
-        asked = partial(question_of, self._catalog, message, to, by, limit, order)
-        waiting = Waiting(self._catalog, asked, timeout_s)
+        make_question = partial(question_of, self._catalog, message, to, by, limit, order)
+        waiting = Waiting(self._catalog, make_question, timeout_s)
         with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
-            while (found := waiting.look()) is None:
+            while (found := waiting.probe()) is None:
                 pause(waiting.pause_s)
-                waiting.is_seen = bool(self._waits.wait(self._waits.ask(waiting.watch), waiting.watch.until))
+                waiting.has_row = bool(self._waits.wait(self._waits.ask(waiting.watch), waiting.watch.until))
             note(found)
             return found
 
-    # --- what did not follow in time ------------------------------------------------------------------------
+    # --- expectations ---------------------------------------------------------------------------------------
 
     @lookup
     def expectations(self) -> tuple[Expectation, ...]:
@@ -275,23 +272,22 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         until: datetime | None = None,
         limit: int = UNMET_MAX,
     ) -> MissingReport:
-        """Report the messages of a time span that nothing followed in time, and how certain that is.
+        """Report the messages of a time span that no message followed in time, and how certain that is.
 
-        The messages themselves are read, so each reported message exists. The index shows which messages followed; the
-        coverage proves that none did. A long span needs more than the usual `timeout_s`: a few seconds for
-        100,000 messages.
+        The call reads the messages, so each reported message exists. The index shows which messages were followed; the
+        coverage proves which were not. A long span needs a higher `timeout_s`: a few seconds per 100,000 messages.
 
         Args:
             expectation: The name of a defined expectation, or an `Expectation`, which need not be defined.
-            since: Only messages of this time or later; a `datetime` without a zone is UTC. None (default): messages
-                that fell due within a day before `until`, as far back as they are retained and recorded without a hole.
+            since: Only messages from this time on; a `datetime` without a zone is UTC. None (default): messages that
+                became due in the day before `until`, as far back as they are retained and recorded without a hole.
             until: Only messages before this time. None (default): now.
-            limit: The most messages of each kind to list, from 1 to 100,000; all are counted. Default 1,000.
+            limit: Maximum number of messages of each kind to list, from 1 to 100,000; all are counted. Default 1,000.
 
         Raises:
             NotFound: no expectation of that name is defined.
             KeyNotDefined: the expectation's key is no longer defined.
-            TimeNotRecorded: the times of a stream of the expectation are not recorded.
+            TimeNotRecorded: message times are not recorded for one of the expectation's streams.
         """
         return _missing.missing(self._catalog, expectation, since, until, limit)
 
@@ -303,25 +299,25 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
         Raises:
             OffsetExpired: retention has dropped the message; field `first` is the first retained offset.
-            OffsetNotFound: the stream ends before the offset, or the broker used the offset itself.
-            StreamNotFound: there is no such stream.
+            OffsetNotFound: the stream ends before the offset, or the broker used the offset for its own data.
+            StreamNotFound: the stream does not exist.
         """
         return self._servers.reader().read(stream, offset)
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
     ) -> Generator[Message | NotFound | AccessRefused, None, None]:
-        """Yield the messages of many ids, in the order of the ids, with bounded memory.
+        """Yield the messages with the given ids, in the order of the ids, in bounded memory.
 
         Args:
             ids: (stream, offset) pairs of any streams, in any order and number.
 
         Returns:
-            For each id, its message or, as a value, the error that says why there is none.
+            An iterator: for each id the message, or the error that says why there is none (yielded, not raised).
         """
         return self._servers.reader().read_many(MessageId(*each) for each in ids)
 
-    # --- what there is ------------------------------------------------------------------------------------
+    # --- keys and streams ---------------------------------------------------------------------------------
 
     @lookup
     def keys(self) -> tuple[KeyDefinition, ...]:
@@ -338,14 +334,14 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     @lookup
     def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
-        """Return a key's first recorded values with a prefix: in canonical form, in order, without duplicates.
+        """Return a key's first recorded values that begin with a prefix: canonical, sorted, without duplicates.
 
-        Its cost does not grow with the number of messages per value. Values that retention has dropped are included
-        until their rows are pruned. Some values may be left out if hundreds belong to other virtual hosts.
+        The cost does not grow with the number of messages per value. Values of messages that retention has dropped are
+        included until their rows are pruned. If hundreds of values belong to other virtual hosts, some are left out.
 
         Args:
             key: The name of a key that is not composite.
-            prefix: How the values begin; empty (default) for all.
-            limit: The most values to return, 1 to 1,000. Default 10.
+            prefix: The beginning of the values; empty (default): all values.
+            limit: Maximum number of values to return, 1 to 1,000. Default 10.
         """
         return values(self._catalog, key, prefix, limit)

@@ -1,4 +1,4 @@
-"""The values that a trace follows: how they lead to each other, their indexed messages, and the links."""
+"""The values that a trace follows: which keys to search them by, their indexed messages, and the messages' links."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +21,11 @@ Value: TypeAlias = tuple[int, str]
 """A key's id, and a value in canonical form."""
 
 Places: TypeAlias = dict[MessageId, int | None]
-"""Ids of messages, with their times as far as known."""
+"""Ids of messages, each with its time; None if the time is unknown."""
 
 
-class Directions:
-    """The keys of a trace, and which key names which. A key that names a key outside the trace names nothing."""
+class KeyGraph:
+    """The keys of a trace, and which key names which. A reference to a key outside the trace is ignored."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = {key.key_id: key for key in definitions}
@@ -35,10 +35,10 @@ class Directions:
         for key_id, other in self._named.items():
             self._namers[other].append(key_id)
         self._are_plain = all(key.is_plain for key in definitions)
-        self._led_to = {key_id: self._leads_to(key_id) for key_id in self.definitions}
+        self._search_keys = {key_id: self._search_keys_of(key_id) for key_id in self.definitions}
 
-    def _leads_to(self, key_id: int) -> tuple[int, ...]:
-        """Return the keys to search a value by: the key itself, the keys it names, and the keys that name it.
+    def _search_keys_of(self, key_id: int) -> tuple[int, ...]:
+        """Return the keys to search a value by: the key itself, the key it names, and the keys that name it.
 
         They include keys that name the same key: their messages belong together even if no message has the named key.
         """
@@ -46,27 +46,27 @@ class Directions:
         return tuple(dict.fromkeys(each for root in roots for each in (root, *self._namers[root])))
 
     def values_of(self, message: Message) -> tuple[Value, ...]:
-        """Return a message's values, in the order of the keys, without invalid ones, which are not recorded either."""
+        """Return a message's values, in the order of the keys. Invalid values are left out, as the recorder does."""
         if self._are_plain:
             return tuple([(n, text) for n, key in self.definitions.items() for text in key.values_of(message)])
-        # Parse a body once for all keys.
+        # This parses a body once for all keys.
         base_of = bases_of(message)
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
 
     def sought(self, values: Iterable[Value]) -> Iterable[Value]:
-        return ((other, value) for key_id, value in values for other in self._led_to[key_id])
+        return ((other, value) for key_id, value in values for other in self._search_keys[key_id])
 
     def links(
         self, values: Mapping[MessageId, Sequence[Value]], too_many: Iterable[Value]
     ) -> tuple[tuple[Edge, ...], tuple[Shared, ...]]:
-        """Return the links of messages with these values, in the messages' order; none by values of `too_many`."""
+        """Return the links between messages with these values, in the messages' order; `too_many` values share none."""
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
-        for where, held in values.items():
-            for pair in held:
+        for where, pairs in values.items():
+            for pair in pairs:
                 carriers[pair].append(where)
         edges: list[Edge] = []
-        for effect, held in values.items():
-            for key_id, value in held:
+        for effect, pairs in values.items():
+            for key_id, value in pairs:
                 if key_id in self._named:
                     named = carriers.get((self._named[key_id], value), ())
                     causes: list[MessageId | None] = [each for each in named if each != effect]
@@ -78,7 +78,7 @@ class Directions:
             for (key_id, value), ids in carriers.items()
             if len(ids) > 1
             and (key_id, value) not in left_out
-            # If the trace has the message that the value names, edges link the messages.
+            # If the trace has the message that the value names, edges link the others to it.
             and (self._named.get(key_id), value) not in carriers
         ]
         return tuple(edges), tuple(shared)
@@ -90,22 +90,22 @@ _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
 FEW_PARTS: Final = 3
-"""Up to this many closed parts are all probed: finding out which may hold a value costs as much as two probes."""
+"""Up to this many closed parts, all are probed: checking which parts may hold a value costs as much as two probes."""
 
 
 @lru_cache(maxsize=64)
 def rows_of_values(names: int | None) -> sa.TextClause:
     """Select rows of values, at most `most` for each: key id, value, stream, offset, time.
 
-    For each value it probes each part's index once, of the parts that may hold values of the key between the least and
-    the greatest one, or that value if the parts are many. Rows of other virtual hosts, of replaced streams and of
-    streams outside the `names` count, with a NULL stream. If a value has `most` rows and some have
-    a NULL stream, `rows_by_stream` selects the right rows.
+    Each value takes one index probe of each part that may hold values between the key's least and greatest one. If
+    these parts are many, only those that may hold the value itself are probed. Rows of other virtual hosts, of
+    replaced streams and of streams outside the `names` have a NULL stream, and count towards `most`. If that leaves
+    out rows of a value, the caller selects them with `rows_by_stream`.
     """
     held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"
     is_few = f"around.last - around.first < {FEW_PARTS}"
     first, last = (f"CASE WHEN {is_few} THEN around.{each} ELSE parts.{each} END" for each in ("first", "last"))
-    # The inner LIMIT makes PostgreSQL join value by value, by the index.
+    # The inner LIMIT makes PostgreSQL join value by value, with the index.
     return sql(
         f"""
         SELECT given.key_id, wanted.value, s.name, found.stream_offset, found.time_us
@@ -134,9 +134,9 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None) -> sa.TextClause:
-    """Select rows of the searched streams alone, `most` in each: the streams that have a value are found first.
+    """Select rows of the searched streams only, at most `most` in each; it first finds the streams that have a value.
 
-    Only times from `since` to before `until`, if they are not NULL.
+    If `since` and `until` are not NULL, only rows with times from `since` to before `until` are selected.
     """
     rows = rows_of("oldest", ("with_value.key_id", "with_value.value", "s.stream_id"), limit=":most::bigint")
     return sql(
@@ -151,19 +151,19 @@ def rows_by_stream(names: int | None) -> sa.TextClause:
 
 
 def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:
-    """Return the parameters of both statements, without a time span."""
+    """Return the parameters of both statements, except the time span."""
     key_ids, texts = zip(*values, strict=True)
     arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
     return named(names) | {"vhost": vhost, "most": most} | arrays
 
 
 def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[Value, Places]:
-    """Return the indexed messages of each value, of any time, at most `most`."""
+    """Return the indexed messages of each value, at most `most`, whatever their times."""
     statement = rows_of_values(None if names is None else len(names))
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
     found, others = _by_value(rows, most)
-    unsure = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
-    return found | places_by_stream(catalog, names, unsure, most)
+    undecided = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
+    return found | places_by_stream(catalog, names, undecided, most)
 
 
 def places_by_stream(
@@ -174,7 +174,7 @@ def places_by_stream(
     since: int | None = None,
     until: int | None = None,
 ) -> dict[Value, Places]:
-    """Like `places_of`, but in a time span from `since` to before `until`; None for no bound. Slower."""
+    """Like `places_of`, but slower, and only with times from `since` to before `until`; None: no bound."""
     if not values:
         return {}
     statement = rows_by_stream(None if names is None else len(names))
@@ -184,7 +184,7 @@ def places_by_stream(
 
 
 def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:
-    """Group rows by value, and count each value's rows of streams that are not searched."""
+    """Group rows by value, and count for each value the rows of streams that are not searched."""
     found: dict[Value, Places] = {}
     others: Counter[Value] = Counter()
     for key_id, value, stream, offset, time_us in rows:

@@ -13,9 +13,16 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import ChunkCache, Message
 from relatum.store.coverage import TIME
-from relatum_consumer._trace_values import Directions, Places, Value, places_by_stream, places_of
+from relatum_consumer._trace_values import KeyGraph, Places, Value, places_by_stream, places_of
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, in_time, verified
+from relatum_consumer.lookups.answering import (
+    ANSWER_MESSAGES_MAX,
+    LostMessages,
+    Row,
+    in_time,
+    retry_if_replaced,
+    verified,
+)
 from relatum_consumer.lookups.arguments import (
     Consumed,
     GivenMessage,
@@ -31,7 +38,7 @@ from relatum_consumer.lookups.telemetry import Lookups, lookup
 from relatum_consumer.traces import Step, Stop, StopReason, Trace
 
 HOPS_MAX: Final = 1_000
-"""The most hops of a trace."""
+"""The highest `hops=` of a trace."""
 
 FAN_OUT_MAX: Final = 10_000
 """The highest `fan_out=` of a trace."""
@@ -49,14 +56,14 @@ class _Visited(NamedTuple):
 def _start_of(
     catalog: Catalog, start: Start, names: Sequence[str] | None
 ) -> tuple[GivenMessage | None, list[Value], list[KeyDefinition]]:
-    """Return the message or the value that a trace starts with, and the keys to follow."""
+    """Return the message or the values that a trace starts with, and the keys to follow."""
     if isinstance(start, MessageId):
-        raise InvalidInput("a trace starts with a message, not with its place: relations.read(stream, offset) first")
+        raise InvalidInput("a trace starts with a message, not with an id: read it by relations.read(stream, offset)")
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = catalog.value_sought(*start)
         return None, [(wanted.key_id, wanted.value)], _keys(catalog, None if names is None else (*names, start[0]))
-    held = given_message(start, "a message, or a key's name and a value as a tuple,")
-    return held, [], _keys(catalog, names)
+    given = given_message(start, "a message, or a key's name and a value as a tuple,")
+    return given, [], _keys(catalog, names)
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
@@ -74,7 +81,7 @@ class _TraceRun:
     """One trace in progress; its bounds are the arguments of `Relations.trace`. Times are microseconds since 1970."""
 
     catalog: Catalog
-    directions: Directions
+    key_graph: KeyGraph
     names: tuple[str, ...] | None
     required: Set[int]
     hops: int
@@ -84,13 +91,13 @@ class _TraceRun:
     until: int | None
     frontier: list[Value] = field(default_factory=list)
     visited: dict[MessageId, _Visited] = field(default_factory=dict)
-    asked: set[Value] = field(default_factory=set)
+    searched: set[Value] = field(default_factory=set)
     too_many: set[Value] = field(default_factory=set)
     stops: list[Stop] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    lost: Lost = field(default_factory=Lost)
-    # Hops return to the same chunks: messages that belong together were published together.
-    kept: ChunkCache = field(default_factory=ChunkCache)
+    lost: LostMessages = field(default_factory=LostMessages)
+    # Later hops read the same chunks again: messages that belong together are published together.
+    chunks: ChunkCache = field(default_factory=ChunkCache)
     is_copy: Callable[[Message], bool] | None = None
 
     def begin(self, start: GivenMessage | None, values: Sequence[Value]) -> None:
@@ -98,24 +105,24 @@ class _TraceRun:
             self.frontier += values
             return
         self.is_copy = start.is_copy
-        values = self.directions.values_of(start.message)
+        values = self.key_graph.values_of(start.message)
         if start.id is None:
             self.frontier += values
         else:
             self._take(start.id, start.message, 0, values)
 
     def trace(self, *, complete: bool) -> Trace:
-        # Before the index is asked for anything, so that the evidence holds for everything found.
-        key_ids = [*self.directions.definitions, *[TIME] * self._is_bounded]
-        known = evidence(self.catalog, self.names, key_ids, kept=self.kept)
+        # Collected before the first query of the index, so that the evidence holds for everything found.
+        key_ids = [*self.key_graph.definitions, *[TIME] * self._is_bounded]
+        known = evidence(self.catalog, self.names, key_ids, chunks=self.chunks)
         if not known.streams:
             if known.unreadable_streams:
                 raise self.catalog.why_left_out(known.unreadable_streams[0])
             if not known.gone:
                 self.catalog.nothing_recorded()
         for hop in range(1, self.hops + 2):
-            sought = dict.fromkeys(self.directions.sought(dict.fromkeys(self.frontier)))
-            wanted, self.frontier = [value for value in sought if value not in self.asked], []
+            sought = dict.fromkeys(self.key_graph.sought(dict.fromkeys(self.frontier)))
+            wanted, self.frontier = [value for value in sought if value not in self.searched], []
             if not wanted:
                 break
             if hop > self.hops:
@@ -130,8 +137,8 @@ class _TraceRun:
         return self.since is not None or self.until is not None
 
     @property
-    def _sought(self) -> set[int]:
-        return {key_id for key_id, _ in self.asked}
+    def _searched_keys(self) -> set[int]:
+        return {key_id for key_id, _ in self.searched}
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
         hops = 0 if self.is_copy is not None and self.is_copy(message) else hop
@@ -141,8 +148,8 @@ class _TraceRun:
     # --- one hop ------------------------------------------------------------------------------------------
 
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
-        """Find and read the messages with the values. True to continue."""
-        self.asked.update(wanted)
+        """Find and read the messages with the values. Returns False if the trace has reached its limit of messages."""
+        self.searched.update(wanted)
         by_value = self._places(wanted)
         if complete:
             self._add_unrecorded(set(wanted), by_value, known)
@@ -155,60 +162,62 @@ class _TraceRun:
         before, expired, deleted, was_whole = len(self.visited), len(lost.expired), len(lost.deleted), not lost.unread
         self._read(rows, hop, known)
         # Copies of the start do not count as found.
-        found = sum(1 for met in islice(self.visited.values(), before, None) if met.hops)
+        found = sum(1 for visit in islice(self.visited.values(), before, None) if visit.hops)
         status = known.status(
             is_found=bool(found or cut > 0 or self.too_many.intersection(wanted)),
             was_read=complete,
             is_whole=was_whole and not lost.unread,
             has_expired=len(lost.expired) > expired,
             was_deleted=len(lost.deleted) > deleted,
-            required=self.required & self._sought,
+            required=self.required & self._searched_keys,
         )
         self.steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
 
     def _places(self, wanted: Sequence[Value]) -> dict[Value, Places]:
-        """Return the indexed messages of each value; at most one above `fan_out`, to notice too many."""
+        """Return the indexed messages of each value: at most `fan_out` + 1, which shows that there are too many."""
         most = self.fan_out + 1
         found = places_of(self.catalog, self.names, wanted, most)
         if not self._is_bounded:
             return found
-        # If a value has too many, ask for those in the span.
+        # If a value has too many messages, query only those in the time span.
         full = [value for value, places in found.items() if len(places) >= most]
         within = places_by_stream(self.catalog, self.names, full, most, self.since, self.until)
         for value, places in found.items():
             inside = within.get(value)
             if inside is None:
-                inside = {each: us for each, us in places.items() if is_in_span(us, self.since, self.until)}
+                inside = {
+                    each: time_us for each, time_us in places.items() if is_in_span(time_us, self.since, self.until)
+                }
             if len(inside) < len(places):
                 self._stop(StopReason.TIME, len(places) - len(inside), value)
             found[value] = inside
         return found
 
     def _stop(self, reason: StopReason, count: int, value: Value) -> None:
-        self.stops.append(Stop(reason, count, self.directions.definitions[value[0]].name, value[1]))
+        self.stops.append(Stop(reason, count, self.key_graph.definitions[value[0]].name, value[1]))
 
     def _add_unrecorded(self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence) -> None:
-        """Add messages that are not recorded; per value at most one above `fan_out`, to notice too many."""
+        """Add messages that are not recorded: at most `fan_out` + 1 for each value."""
         outside: Counter[Value] = Counter()
 
         def consider(message: Message) -> None:
             is_inside = is_in_span(message.time_us, self.since, self.until)
-            for value in wanted.intersection(self.directions.values_of(message)):
+            for value in wanted.intersection(self.key_graph.values_of(message)):
                 if not is_inside:
                     outside[value] += 1
                 elif len(places := by_value.setdefault(value, {})) <= self.fan_out:
                     places.setdefault(message.id, message.time_us)
 
         known.scan(self.catalog.servers, consider)
-        told = {(stop.key, stop.value) for stop in self.stops if stop.reason is StopReason.TIME}
+        reported = {(stop.key, stop.value) for stop in self.stops if stop.reason is StopReason.TIME}
         for value, count in outside.items():
-            # The index may have some of them, too: then the index's count is the least there are.
-            if (self.directions.definitions[value[0]].name, value[1]) not in told:
+            # The index may have counted some of these messages. Its count is a lower bound already.
+            if (self.key_graph.definitions[value[0]].name, value[1]) not in reported:
                 self._stop(StopReason.TIME, count, value)
 
     def _new_rows(self, by_value: Mapping[Value, Places]) -> list[Row]:
-        """Return rows of new messages, by time, stream and offset; values with too many become stops."""
+        """Return the rows of new messages, ordered by time, stream and offset; values with too many become stops."""
         new: dict[MessageId, Row] = {}
         for value, places in by_value.items():
             if len(places) > self.fan_out:
@@ -221,10 +230,10 @@ class _TraceRun:
         return sorted(new.values(), key=in_time)
 
     def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
-        """Read messages and check each against its row; deleted and refused streams are not read."""
+        """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
 
         def take(row: Row, message: Message) -> bool | None:
-            values = self.directions.values_of(message)
+            values = self.key_graph.values_of(message)
             if not row.carries.issubset(values):
                 return None
             self._take(row.id, message, hop, values)
@@ -234,19 +243,19 @@ class _TraceRun:
         self.lost.unread |= {row.id: None for row in rows if row.id.stream in refused}
         self.lost.deleted |= {row.id: None for row in rows if row.id.stream in known.gone}
         left_out = refused.union(known.gone)
-        asked = [row for row in rows if row.id.stream not in left_out]
-        verified(self.catalog, asked, take, self.lost, is_named=self.names is not None, kept=self.kept)
+        readable = [row for row in rows if row.id.stream not in left_out]
+        verified(self.catalog, readable, take, self.lost, is_named=self.names is not None, chunks=self.chunks)
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names)
-        ordered = sorted((met.message for met in self.visited.values()), key=in_time)
+        ordered = sorted((visit.message for visit in self.visited.values()), key=in_time)
         values = {message.id: self.visited[message.id].values for message in ordered}
-        edges, shared = self.directions.links(values, self.too_many)
+        edges, shared = self.key_graph.links(values, self.too_many)
         found = Trace(
             tuple(ordered),
-            {where: met.hops for where, met in self.visited.items()},
+            {where: visit.hops for where, visit in self.visited.items()},
             edges,
             shared,
             tuple(self.stops),
@@ -258,8 +267,8 @@ class _TraceRun:
             unreadable_streams=known.unreadable_streams,
         )
         if not complete:
-            uncovered = tuple(known.uncovered) if known.is_open(self.required & self._sought) else ()
-            new_keys = known.named_new_keys(self.catalog, self._sought)
+            uncovered = tuple(known.uncovered) if known.is_open(self.required & self._searched_keys) else ()
+            new_keys = known.named_new_keys(self.catalog, self._searched_keys)
             found = replace(found, uncovered=uncovered, new_keys=new_keys)
         if found.status is Status.NOT_RECORDED_YET:
             found = replace(found, unrecorded_streams=known.unrecorded_streams(self.catalog))
@@ -286,50 +295,48 @@ class TraceMethods:
         until: datetime | None = None,
         complete: bool = False,
     ) -> Trace:
-        """Follow one or several keys from a message, hop by hop, and return all messages connected with it.
+        """Return all messages connected with a message or a value, by following one or several keys hop by hop.
 
         Each hop finds all new values with one statement, and reads all new messages together. If a key names another
-        (`KeyDefinition(…, names=)`), the trace shows which message caused which; values of other keys are just shared.
+        key (`KeyDefinition(…, names=)`), its links have a direction: they show which message caused which.
 
         Args:
             start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.
             by: The key or keys to follow, together with the keys that they name. None: all defined keys.
-            streams: The streams and super streams to search. None: all recorded streams. The start may be in another
-                stream.
-            hops: The most hops from the start, 1 to 1,000. Default 8.
-            limit: The most messages, including the start, 1 to 100,000. Default 1,000. The oldest messages of a hop are
-                taken first.
-            fan_out: Values that more messages have are not followed; 1 to 10,000. Default 200. Recorded messages count
-                even if retention has dropped them since.
+            streams: The streams and super streams to search. None: all recorded streams. The start may be elsewhere.
+            hops: Maximum number of hops from the start, 1 to 1,000. Default 8.
+            limit: Maximum number of messages with the start, 1 to 100,000. Default 1,000. A hop drops its newest first.
+            fan_out: A value that more messages than this have is not followed; 1 to 10,000. Default 200. Recorded
+                messages count even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
             until: As for `find`.
             complete: True also reads retained messages that are not recorded yet, at each hop.
 
         Returns:
-            The messages, their links, what a bound left out, and how certain each step is. It covers everything in the
-            streams when the trace began, and some later messages.
+            The messages, their links, what a bound left out, and how certain each step is. The trace covers all
+            messages that were in the streams when the call began, and perhaps some later ones.
 
         Raises:
-            InvalidRelationshipKey: no message can carry the value of the start.
+            InvalidRelationshipKey: `start` is a value that no message can carry.
         """
         checked_count("hops", hops, most=HOPS_MAX)
         checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
         checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
         low, high = span_of(since, until)
-        names, meant = names_of("by", by), names_of("streams", streams)
-        self._catalog.check_names(meant)
-        held, values, definitions = _start_of(self._catalog, start, names)
-        if held is not None:
-            found, missing_keys = self._catalog.values_of(held.message, [key.name for key in definitions])
+        key_names, stream_names = names_of("by", by), names_of("streams", streams)
+        self._catalog.check_names(stream_names)
+        given, values, definitions = _start_of(self._catalog, start, key_names)
+        if given is not None:
+            found, missing_keys = self._catalog.values_of(given.message, [key.name for key in definitions])
             if not found:
-                alone = () if held.id is None else (held.message,)
-                return Trace(alone, {message.id: 0 for message in alone}, missing_keys=missing_keys)
-        required = dict(values).keys() | {key.key_id for key in definitions if key.name in (names or ())}
-        directions = Directions(definitions)
+                messages = () if given.id is None else (given.message,)
+                return Trace(messages, {message.id: 0 for message in messages}, missing_keys=missing_keys)
+        required = dict(values).keys() | {key.key_id for key in definitions if key.name in (key_names or ())}
+        key_graph = KeyGraph(definitions)
 
-        def ask() -> Trace:
-            run = _TraceRun(self._catalog, directions, meant, required, hops, limit, fan_out, low, high)
-            run.begin(held, values)
+        def attempt() -> Trace:
+            run = _TraceRun(self._catalog, key_graph, stream_names, required, hops, limit, fan_out, low, high)
+            run.begin(given, values)
             return run.trace(complete=complete)
 
-        return again_if_replaced(self._catalog, ask, leaves_out=meant is None)
+        return retry_if_replaced(self._catalog, attempt, leaves_out=stream_names is None)

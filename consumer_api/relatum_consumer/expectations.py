@@ -1,4 +1,4 @@
-"""Expectations about the messages of a stream, and the report of messages that did not meet an expectation."""
+"""Expectations: which messages must be followed by others, and the report of messages that were not followed."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -17,17 +17,17 @@ from relatum.store.translation import translated_errors
 from relatum_consumer.lookups.answer import NewKey, Status, to_be_recorded
 
 GRACE_S: Final = 1.0
-"""Default difference between clocks, in seconds; synchronized machines differ by less."""
+"""Default grace for clocks, in seconds; the clocks of synchronized machines differ by less."""
 
 GRACE_S_MAX: Final = 86_400.0
-"""The most seconds that a clock may be wrong by: a day, as if it took its local time for UTC."""
+"""Highest grace for clocks, in seconds: a day, for a clock that shows local time as UTC."""
 
 UNMET_MAX: Final = 1_000
-"""Default number of messages of each kind in a report."""
+"""Default maximum number of messages of each kind in a report."""
 
 
 def exact_span(seconds: float) -> str:
-    """Return a span of time in the largest unit that gives a whole number: "1 h", "90 s"."""
+    """Return a time span as text, in the largest unit that gives a whole number: "1 h", "90 s"."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"))
     size, unit = next((each for each in units if seconds and not seconds % each[0]), (1, "s"))
     return f"{seconds / size:.15g} {unit}"
@@ -35,18 +35,18 @@ def exact_span(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What follows each message: "`orders` are followed by `parcels` with the same `order_id` within 1 h".
+    """A rule for each message of a stream: "`orders` are followed by `parcels` with the same `order_id` within 1 h".
 
     Args:
         name: The expectation's name.
-        of: The stream or super stream whose messages are to be followed.
+        of: The stream or super stream whose messages must be followed.
         by: The key whose value both messages share.
         follows: The stream or super stream of the following messages; it may be the same as `of`.
-        within_s: Seconds from the message's time to the following message's, more than 0. A message exactly then, or
-            of the same time, is in time.
+        within_s: Maximum seconds between the times of the two messages, more than 0. A message exactly at the limit, or
+            with the same time, is in time.
         grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. A message in
-            another stream that is earlier by up to this still counts as following, and results wait for this long after
-            the due time. 0: clocks agree, and an earlier message does not count. Default 1.
+            another stream counts as following even if it is earlier by up to this span, and a result is known only
+            this long after the due time. 0: clocks agree, and an earlier message does not count. Default 1.
 
     Raises:
         InvalidInput: a name or a number of seconds is invalid.
@@ -75,51 +75,51 @@ class Expectation:
 
     @property
     def within_us(self) -> int:
-        """The time allowed, in microseconds."""
+        """The time limit, in microseconds."""
         return round(self.within_s * 1_000_000)
 
     @property
     def grace_us(self) -> int:
-        """The allowed difference between clocks, in microseconds."""
+        """The grace for clocks, in microseconds."""
         return round(self.grace_s * 1_000_000)
 
 
 class ExpectationResult(StrEnum):
-    """What is known about a message that nothing followed in time."""
+    """What is known about a message that no message followed in time."""
 
     LATE = "late"
-    """A message followed after the due time, and certainly none before."""
+    """Another message followed after the due time; certainly none followed in time."""
     MISSING = "missing"
-    """It is due; certainly none followed in time, nor later among the recorded messages."""
+    """The message is due. Certainly none followed in time, and none among the recorded messages followed later."""
     NOT_KNOWN = "not_known"
-    """The answer is unknown; `UnmetExpectation.why` says why."""
+    """It is unknown whether a message followed in time; `UnmetExpectation.why` has the reason."""
 
 
 class Reason(StrEnum):
     """Why it is not known whether a message was followed."""
 
     NOT_DUE = "not_due"
-    """The due time has not passed, or not by more than the grace for clocks."""
+    """The due time plus the grace for clocks has not passed yet."""
     BEHIND = "behind"
-    """The messages up to the due time are not all recorded yet."""
+    """A recorder is behind: the messages up to the due time are not all recorded yet."""
     UNPROVEN = "unproven"
-    """The messages of that time can never be known, or not now: retention has dropped them, a hole in the record was
-    left, or a stream's leader is unreachable."""
+    """Some messages of that time cannot be known: retention has dropped them, or the record has a hole. Or a stream's
+    leader is unreachable; then they may become known later."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmetExpectation:
-    """One message that, as far as is known, nothing followed in time.
+    """A message that, as far as is known, no message followed in time.
 
     Attributes:
-        finding: Late, missing, or not known.
+        finding: Whether the following message is late or missing, or whether that is not known.
         id: The message's stream and offset.
-        value: Its value of the key, in canonical form.
-        time: Its time.
-        due: The time by which the other message was expected.
-        why: With `NOT_KNOWN`, why; else None.
-        came: The id of the first message that followed anyway; None if there is none.
-        came_at: The time of that message.
+        value: The message's value of the key, in canonical form.
+        time: The message's time.
+        due: The time by which another message had to follow.
+        why: The reason for `NOT_KNOWN`; None for other findings.
+        came: The id of the first recorded message that follows late; None if there is none.
+        came_at: The time of that late message.
     """
 
     finding: ExpectationResult
@@ -134,28 +134,29 @@ class UnmetExpectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingReport:
-    """The messages of a time span that did not meet an expectation. Truthy if there are late or missing ones.
+    """The messages of a time span that did not meet an expectation. Truthy if any are late or missing.
 
     Attributes:
-        expectation: The expectation.
+        expectation: The expectation that was checked.
         status: `FOUND`: there are late or missing messages. If there are none: `ABSENT`, every due message of the span
-            was followed in time; `NOT_RECORDED_YET`, a recorder is behind; `UNPROVEN`, a part cannot be known.
-            Messages that are not due yet do not change it: `words` counts them.
+            was followed in time; `NOT_RECORDED_YET`, a recorder is behind; `UNPROVEN`, a part of the span cannot be
+            known. Messages that are not due yet do not change the status; `words` counts them.
         since: The start of the span; messages are selected by their times.
         until: The end of the span, exclusive.
-        late: The first messages that were followed too late, by time, stream and offset, up to the limit; `missing` and
-            `not_known` are ordered and limited likewise.
-        missing: Messages that none followed.
-        not_known: Messages for which the answer is unknown.
-        late_count: How many were followed too late, without the limit; `missing_count` and `not_known_count` likewise.
+        late: The first messages that were followed too late, ordered by time, stream and offset, up to the limit;
+            `missing` and `not_known` have the same order and limit.
+        missing: Messages that no message followed.
+        not_known: Messages for which the result is unknown.
+        late_count: Number of all messages that were followed too late, regardless of the limit; the same for
+            `missing_count` and `not_known_count`.
         not_due_count: How many of the `not_known_count` are not due yet.
-        checked: How many messages of the span have a value of the key.
-        without_value: How many have none, or one that cannot be recorded: nothing is expected of them.
-        unreadable: How many batches could not be unpacked; their messages are unknown.
+        checked: Number of messages in the span that have a value of the key.
+        without_value: Number of messages without a value of the key, or with an invalid one: they are not checked.
+        unreadable: Number of batches that could not be unpacked; their messages are unknown.
         streams: The streams whose messages were checked; a super stream's partitions, not the super stream.
-        unrecorded_streams: Partly recorded streams that no recorder records now: asking later does not help.
-        new_keys: The key, if it is newer than the recorded messages of the following streams, so that a part is
-            unknown: `words` names the command that records it.
+        unrecorded_streams: Partly recorded streams that no recorder records now: a later call does not help.
+        new_keys: The key, if it is newer than recorded messages of the `follows` streams, which makes a part unknown:
+            `words` names the command that records it.
     """
 
     expectation: Expectation
@@ -181,8 +182,8 @@ class MissingReport:
 
     @property
     def is_early(self) -> bool:
-        """Whether there are messages, and none of them is due yet."""
-        # All due messages are known: otherwise the status would be another one.
+        """Whether the span has messages, and none of them is due yet."""
+        # With this status every due message was followed in time, so the unknown ones are those not due.
         return self.status is Status.ABSENT and 0 < self.checked <= self.not_known_count
 
     @property
@@ -201,15 +202,15 @@ class MissingReport:
 
 _WORDS: Final = {
     Status.ABSENT: "nothing is missing: every message that was due was followed in time",
-    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or of a "
-    "stream whose leader cannot be reached",
-    Status.NOT_RECORDED_YET: "not recorded yet: a recorder is behind with what was due",
-    Status.FOUND: "not all were followed in time",
+    Status.UNPROVEN: "unproven: some messages cannot be known: they were not recorded, retention has dropped them, or "
+    "their stream's leader is unreachable",
+    Status.NOT_RECORDED_YET: "not recorded yet: a recorder has not reached the due times",
+    Status.FOUND: "not all messages were followed in time",
 }
 
 
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
-"""The columns, in the order of an expectation's fields."""
+"""The table's columns, in the order of an expectation's fields."""
 
 DEFINED: Final = sql(
     f"""
@@ -234,19 +235,19 @@ _REMOVE: Final = sql("DELETE FROM relatum.expectations WHERE vhost = :vhost::tex
 def add_expectations(
     database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
-    """Define expectations. They also apply to messages already in the streams.
+    """Define expectations, which also apply to messages already in the streams. Safe to repeat.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays open.
-        wanted: One or several expectations. An identical expectation that is already defined is kept.
-        vhost: The virtual host of their streams.
+        wanted: One or several expectations. An identical expectation that is already defined stays as it is.
+        vhost: The virtual host of their streams. Default "/".
 
     Returns:
         The expectations, in the order given.
 
     Raises:
         KeyNotDefined: the key of an expectation is not defined; nothing was written.
-        InvalidInput: another expectation of the same name is defined; nothing was written.
+        InvalidInput: a different expectation of the same name is defined; nothing was written.
     """
     checked_name("vhost", vhost)
     given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
@@ -282,7 +283,7 @@ def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Exp
 
 
 def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") -> None:
-    """Remove an expectation; the messages and their rows stay.
+    """Remove an expectation. Messages and recorded rows stay.
 
     Args:
         database: As for `add_expectations`.

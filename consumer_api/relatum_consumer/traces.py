@@ -1,7 +1,4 @@
-"""The result of a trace: the connected messages, their links, where it stopped, how sure each step is; and its tree.
-
-Pure: no I/O.
-"""
+"""The result of a trace: the connected messages, their links, where the trace stopped, and a tree of it. No I/O."""
 
 import json
 import math
@@ -29,11 +26,11 @@ _SEVERITY: Final = (
 
 
 class Edge(NamedTuple):
-    """One message names another as its cause.
+    """A link from a cause to its effect: one message names another as its cause.
 
     Attributes:
-        cause: The named message; None if it is not in the trace.
-        effect: The message whose key has the value.
+        cause: The id of the named message; None if that message is not in the trace.
+        effect: The id of the message that names its cause.
         key: The name of the key by which it names the cause.
         value: The value, in canonical form.
     """
@@ -45,7 +42,7 @@ class Edge(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Two or more messages that share a key's value, by time, stream and offset. The link has no direction."""
+    """A link without a direction: two or more messages share a key's value. Ids are ordered by time, stream, offset."""
 
     key: str
     value: str
@@ -53,16 +50,16 @@ class Shared(NamedTuple):
 
 
 class StopReason(StrEnum):
-    """Which bound left something out."""
+    """The bound that left something out."""
 
     FAN_OUT = "fan_out"
     """More than `fan_out` messages have the value, so it was not followed. `count` is a lower bound of their number."""
     TIME = "time"
     """`count` or more messages with the value are before `since`, at or after `until`, or without a known time."""
     LIMIT = "limit"
-    """`count` more messages were found and not read."""
+    """`count` more messages were found but not read."""
     HOPS = "hops"
-    """`count` values of the last messages were not followed."""
+    """`count` values of the last hop's messages were not followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,8 @@ class Stop:
     """Where a trace stopped.
 
     Attributes:
-        reason: The bound.
-        count: Of messages or values; see `StopReason`.
+        reason: The bound that stopped it.
+        count: Number of messages or values that were left out; see `StopReason`.
         key: The key's name if the stop concerns one value, else None.
         value: The value, in canonical form.
     """
@@ -86,12 +83,12 @@ class Step(NamedTuple):
     """What one hop searched and found.
 
     Attributes:
-        hop: 1 for the hop from the start, and so on.
+        hop: The hop's number, from 1.
         values: The number of values searched.
         found: The number of new messages found.
-        status: `found`, also if a value has too many messages to follow. If nothing new was found, what is known:
-            `absent` says that there was no more when the trace began, except by `Trace.new_keys`. `unproven` with
-            `unread`, or if `complete` could not prove something.
+        status: `found` if there were new messages, or a value has too many to follow. Otherwise how certain the result
+            is: `absent` means that there was no more when the trace began, except by `Trace.new_keys`. `unproven` if a
+            message could not be read (`unread`), or if `complete` could not prove the step.
     """
 
     hop: int
@@ -104,20 +101,20 @@ class Step(NamedTuple):
 class Trace(Covered):
     """The messages connected with a start. Immutable.
 
-    Its coverage is described by the attributes of `Covered`. Unlike an answer's, `new_keys` are listed with any status:
-    by these keys there may be more messages; for the other keys the steps say how certain it is. A new key that was
-    named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete` there are none.
+    The attributes of `Covered` describe what the trace covers. Unlike in an answer, `new_keys` are listed with any
+    status: there may be more messages by these keys. For the other keys, the steps say how certain the result is. A new
+    key that was named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete`: empty.
 
     Attributes:
-        messages: All messages, the start included, by time, stream and offset; each was read and checked.
-        hops: The number of hops from the start to each message: 0 for the start, and for its copies if a client did not
-            say its stream and offset. A start without a copy in a stream is not among the messages.
-        edges: Which message names which, in the order of the messages.
+        messages: All messages, including the start, ordered by time, stream and offset; each was read and checked.
+        hops: The number of hops from the start to each message. It is 0 for the start; and for the start's copies, if
+            the client did not provide its stream and offset. A start without a copy in a stream is not included.
+        edges: Links from causes to effects, in the order of the messages.
         shared: Values that messages share, in the order of their first messages.
-        stopped: What bounds left out; empty if nothing.
-        steps: What each hop searched, and how certain it is.
-        uncovered: Retained offsets that are not recorded for all the keys, by stream: there may be more messages among
-            them, at any hop. Empty if only `new_keys` are not recorded, and with `complete`, which reads them.
+        stopped: What the bounds left out; empty if nothing was left out.
+        steps: What each hop searched, and how certain its result is.
+        uncovered: Retained offsets that are not recorded for all the keys, by stream; they may hold more messages, at
+            any hop. Empty if only `new_keys` are not recorded, and with `complete`, which reads these offsets.
     """
 
     messages: tuple[Message, ...]
@@ -132,8 +129,8 @@ class Trace(Covered):
     def status(self) -> Status:
         """The worst status of the steps: `unproven` and `not_recorded_yet` mean that there may be more messages.
 
-        `found`: messages were found, and each step is certain, except for `new_keys`. Otherwise `expired`, `deleted` or
-        `absent`, which a trace by a new key never is.
+        `found`: messages were found, and each step is certain, except for `new_keys`. If none was found: `expired`,
+        `deleted` or `absent`; never with `new_keys`.
         """
         worst = min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
         is_open = bool(self.uncovered) or (bool(self.new_keys) and worst is not Status.FOUND)
@@ -141,7 +138,7 @@ class Trace(Covered):
 
     @property
     def explanation(self) -> str:
-        """What to do about messages that no recorder will record, or that are gone; else empty."""
+        """What to do about messages that no recorder will record, or that are gone; empty if there are none."""
         return self._remedy(self.status)
 
     def __len__(self) -> int:
@@ -164,18 +161,18 @@ class Trace(Covered):
         return {"status": str(self.status), "messages": messages} | rest
 
 
-# --- the tree: below each message are the ones that a value connects with it -----------------------------------
+# --- the tree: each message has below it the messages that a value connects with it ------------------------------
 
 SAME: Final = "same"
-"""Messages that have a value in common."""
+"""The messages share a value."""
 CAUSED: Final = "caused"
-"""Messages that name the one above as their cause."""
+"""The messages name the message above them as their cause."""
 CAUSE: Final = "cause"
-"""The message that the one above names as its cause."""
+"""The message above names this message as its cause."""
 
 
 class KeyValue(NamedTuple):
-    """A key and the value of it that messages have in common, or by which one names another."""
+    """A key's name and value: messages share the value, or one names another by it."""
 
     key: str
     value: str
@@ -183,7 +180,7 @@ class KeyValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """The messages that a value connects. `SAME`: all have it. `CAUSED`: the first is the cause of the others."""
+    """Messages that a value connects. `SAME`: all have the value. `CAUSED`: the first is the cause of the others."""
 
     kind: str
     key: KeyValue
@@ -198,7 +195,7 @@ class Row:
         message: Its index among the messages.
         depth: Its distance from the top of its branch, 0 for the top.
         kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value that connect them; None at depth 0 if the conversation starts at a value.
+        key: The key and value of this connection; None at depth 0 if the conversation starts at a value.
     """
 
     message: int
@@ -217,9 +214,9 @@ class Branch:
 
     Attributes:
         kind: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value; None if the value is the start itself.
-        stems: The directly connected messages, by time, each with the rows below it.
-        count: The number of all messages of the branch.
+        key: The key and value; None if the conversation starts at this value.
+        stems: The directly connected messages, ordered by time, each with the rows below it.
+        count: Number of messages in the branch.
     """
 
     kind: str
@@ -229,20 +226,20 @@ class Branch:
 
 
 class Tree:
-    """Contains each message of a conversation once, on the shortest path from its start.
+    """A conversation as a tree: each message once, on the shortest path from the start.
 
     Args:
-        messages: The messages, by time, each with `stream`, `offset` and `time`.
+        messages: The messages, ordered by time, each with `stream`, `offset` and `time`.
         hops: Each message's distance from the start, 0 for the start.
-        edges: Which message names which.
+        edges: Links from causes to effects.
         shared: Values that messages share.
 
     Attributes:
-        starts: The messages at which it starts; none if it starts at a value.
+        starts: Indices of the messages at which the conversation starts; empty if it starts at a value.
         branches: The other messages, the smallest branch first.
-        others: Shared values that the tree does not show: it connects their messages by other values.
+        others: Shared values that the tree does not show, because other values connect their messages.
         unknown: Values that name a cause outside the messages, each with the message that names it.
-        places: Each message's position on the time axis, in per cent of its width; None without a time.
+        places: Each message's position on the time axis, in per cent of the axis; None without a time.
     """
 
     def __init__(
@@ -265,7 +262,7 @@ class Tree:
         for (cause, key), effects in named.items():
             first = () if cause is None else (number_of[cause],)
             links.append(Link(CAUSED if first else SAME, key, (*first, *effects)))
-        # A cause says more than a shared value, and a value of few messages more than a value of many.
+        # Causes come before shared values, and values of few messages before values of many: they tell more.
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[Stem]] = {}
         used: set[KeyValue | None] = set()
@@ -281,54 +278,54 @@ class Tree:
 
 
 def stems_of(hops: Sequence[int], links: Sequence[Link]) -> list[Stem]:
-    """Return the messages next to the start, each with the rows of all others below the one that they were found from.
+    """Return the messages next to the start, each with the rows of all messages that were found from it.
 
-    `hops` has each message's distance from the start, by time: 0 for the start, which may have copies. Without a start,
-    the messages of hop 1 are at the top.
+    `hops` has each message's distance from the start, in the order of time: 0 for the start, which may have copies.
+    Without a start, the messages of hop 1 are at the top.
     """
     first = min(hops, default=0)
     starts = [number for number, hop in enumerate(hops) if hop == first]
-    below, alone = _below(starts, len(hops), links)
+    below, unreachable = _below(starts, len(hops), links)
     tops = [Row(number, 0) for number in starts] if first else []
     if not first:
         for number in starts:
             tops += sorted(below.get(number, ()), key=attrgetter("message"))
-    tops += [Row(number, 0) for number in alone]
+    tops += [Row(number, 0) for number in unreachable]
     return [(top, tuple(_walk(top, below))[1:]) for top in tops]
 
 
 def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict[int, list[Row]], list[int]]:
-    """Return the rows below each message, which was the first to reach them, and the unreachable messages."""
-    of: list[list[Link]] = [[] for _ in range(count)]
+    """Return the rows below each message, and the messages that no link reaches. A row is below its first finder."""
+    links_of: list[list[Link]] = [[] for _ in range(count)]
     for link in links:
         for number in link.messages:
-            of[number].append(link)
+            links_of[number].append(link)
     below: dict[int, list[Row]] = {}
-    alone: list[int] = []
+    unreachable: list[int] = []
     found: set[int] = set()
     followed: set[Link] = set()
     for sources in (tops, *([number] for number in range(count))):
         queue = [number for number in sources if number not in found]
         found.update(queue)
         if sources is not tops:
-            alone += queue
+            unreachable += queue
         for number in queue:
-            for link in [each for each in of[number] if each not in followed]:
-                kind, others = _led_to(number, link)
+            for link in [each for each in links_of[number] if each not in followed]:
+                kind, others = _connected_by(link, number)
                 if kind != CAUSE:
                     followed.add(link)
                 new = [each for each in dict.fromkeys(others) if each not in found]
                 found.update(new)
                 below.setdefault(number, []).extend(Row(each, 0, kind, link.key) for each in new)
                 queue += new
-    return below, alone
+    return below, unreachable
 
 
-def _led_to(number: int, link: Link) -> tuple[str, tuple[int, ...]]:
+def _connected_by(link: Link, number: int) -> tuple[str, tuple[int, ...]]:
     """Return how a link connects one of its messages with others, and the other messages."""
     if link.kind == SAME or number == link.messages[0]:
         return link.kind, link.messages
-    # Messages that name the same cause are connected with each other only through the cause.
+    # Effects of the same cause are connected only through the cause.
     return CAUSE, link.messages[:1]
 
 
@@ -345,15 +342,15 @@ def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
 def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
     """Return the positions of times on an axis, in per cent of its width: logarithmic around the start.
 
-    The start is in the middle; None puts the first time at the left.
+    The start is in the middle of the axis. If it is None, the first time is at the left end.
     """
     known = [each for each in times if each is not None]
     middle = start or min(known, default=None)
     if middle is None:
         return (None,) * len(times)
     spans = [None if each is None else (each - middle).total_seconds() for each in times]
-    far = [abs(each) for each in spans if each]
-    least, most = min(far, default=1.0), max(far, default=1.0)
+    distances = [abs(each) for each in spans if each]
+    least, most = min(distances, default=1.0), max(distances, default=1.0)
     left, width = (50.0, 50.0) if start else (0.0, 100.0)
 
     def place(span: float) -> float:

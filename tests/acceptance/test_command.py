@@ -182,7 +182,7 @@ def test_trace_shows_what_is_connected(relatum: Relatum, place: Place) -> None:
     place.record()
     shown = relatum.ok("trace", place.stream, "1")
     assert f"◀ cause: {place.stream}@0  1970-01-01 00:00:00.000+00:00" in shown
-    for words in ("order_id = 7", "cause = [red]x: not found", "3 messages, 2 hops", "found: there is no more"):
+    for words in ("order_id = 7", "cause = [red]x: not found", "3 messages, 2 hops", "found: there are no more"):
         assert words in shown
     document = relatum.json("trace", "order_id", "7", "--fan-out", "5")
     messages = [(message["offset"], message["hop"], message["body"]) for message in document["messages"]]
@@ -335,7 +335,7 @@ def test_expectations_are_defined_and_what_lacks_is_told(relatum: Relatum, place
     assert "nothing is missing" in relatum.ok("missing", "paid")
     publish(place.stream, "b")
     behind = relatum.run("missing")
-    assert (behind.returncode, f"no recorder follows {place.stream}" in behind.stdout) == (ExitCode.NOT_YET, True)
+    assert (behind.returncode, f"no recorder runs for {place.stream}" in behind.stdout) == (ExitCode.NOT_YET, True)
     place.record()
     shown = relatum.run("missing", "paid")
     assert (shown.returncode, f"missing\t{place.stream}\t1\tb" in shown.stdout) == (ExitCode.UNSUCCESSFUL, True)

@@ -37,7 +37,7 @@ PRINTED: dict[str, list[str]] = {
     "async_orders.py": ["ordered: 4 chairs", "paid: 480 EUR"],
     "async_worker.py": [
         "4 chairs: paid 480",
-        "12 EUR: absent: this message has no value of order (no header:order): nothing was looked for",
+        "12 EUR: absent: this message has no value of order (no header:order): nothing was searched",
         "offset 2 failed: invalid literal for int() with base 10: b'much'",
     ],
     "collector.py": [

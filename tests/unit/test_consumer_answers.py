@@ -211,7 +211,7 @@ def test_an_explanation_is_short_however_much_is_lacking() -> None:
     """Five are named, the others counted; in a pickled answer, too."""
     missing_keys = tuple(MissingKey(f"k{n}", f"no header:k{n}") for n in range(7))
     answer = pickle.loads(pickle.dumps(Answer(Status.ABSENT, streams=("s",), missing_keys=missing_keys)))
-    assert answer.explanation.endswith("k4 (no header:k4) and 2 more: nothing was looked for")
+    assert answer.explanation.endswith("k4 (no header:k4) and 2 more: nothing was searched")
     assert "k5" not in repr(answer)
     answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unrecorded_streams=tuple("abcdef"))
     assert answer.explanation == "no recorder runs for 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"

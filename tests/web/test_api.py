@@ -138,7 +138,7 @@ def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> Non
     """Each view names a key that is newer than the messages, and the command that looks at them for it."""
     place.put_recorded((b"one", {"order_id": "a", "host": "h"}), (b"two", {"order_id": "a"}), keys=["order_id"])
     add_keys(place.engine, ["host"])
-    told = f"'host' is a new key: older messages of '{place.stream}' were not looked at for it: "
+    told = f"'host' is a new key: older messages of '{place.stream}' are not recorded for it: "
     told += "relatum backfill --keys host"
     conversation, message = f"/trace?stream={place.stream}&offset=0", at(place.stream, 0)
     trace = own.get(f"/api{conversation}").json()

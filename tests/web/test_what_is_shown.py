@@ -48,9 +48,9 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
     assert (unknown.status_code, "All streams</a>" in unknown.text) == (404, True)
     relatum = Relatum(place.amqp, place.stream_url, place.database)
     found, trace = (relatum.run(command, "order_id", "a") for command in ("find", "trace"))
-    assert (found.returncode, "deleted: there was one" in found.stdout) == (6, True)
+    assert (found.returncode, "deleted: a message matched" in found.stdout) == (6, True)
     assert f"relatum forget {stream}" in found.stdout
-    assert (trace.returncode, "deleted: there was something" in trace.stdout) == (6, True)
+    assert (trace.returncode, "deleted: a message was" in trace.stdout) == (6, True)
     assert relatum.ok("status", stream).startswith(f"{stream}: deleted: relatum forget {stream}")
 
 

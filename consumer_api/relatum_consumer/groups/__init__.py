@@ -1,7 +1,7 @@
-"""Read message groups, complete and in order, found through the index wherever their messages are stored.
+"""Read message groups, complete and in order; the index finds their messages in all streams.
 
 The methods belong to `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
-`incomplete_groups`, `group_consumer_status`.
+`incomplete_groups`, `group_consumers`, `group_consumer_status`.
 """
 
 from relatum_consumer.groups._assembly import GroupOrder

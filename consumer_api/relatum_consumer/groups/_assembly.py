@@ -1,7 +1,7 @@
-"""Groups in the table: reads the rows of their members in a view of the streams, and assembles groups.
+"""Assembles groups from the rows of their members, in a view of the streams.
 
-A view takes the steps of every proof in order: first the streams' ends from the broker, then the coverage. So each
-message that was in the streams at that moment is in the table or is read from its stream.
+A view queries, like every proof, first the streams' ends from the broker and then the coverage. So every message that
+was in the streams at the first query is in the table, or is read from its stream.
 """
 
 import logging
@@ -31,16 +31,16 @@ logger = logging.getLogger("relatum.groups")
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
 _FINAL: Final = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
-"""Anomalies that a complete group cannot recover from. The first that applies is reported."""
+"""Anomalies that no further message can resolve. The first that applies is reported."""
 
 
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
-"""The fields of a `Member`. A hundred thousand rows are held at once. Python's garbage collector skips plain tuples of
-texts and numbers, but visits objects of a class repeatedly: tuples take a tenth of the time."""
+"""The fields of a `Member`, as a plain tuple. A hundred thousand rows are held in memory. Python's garbage collector
+skips plain tuples of texts and numbers, but visits instances of a class repeatedly: tuples take a tenth of the time."""
 
 
 class Member(NamedTuple):
-    """A message of a group, from its row. The first three fields are those of a `Membership`."""
+    """A message of a group, as its row describes it. The first three fields are those of a `Membership`."""
 
     group_id: str
     sequence: int
@@ -51,7 +51,6 @@ class Member(NamedTuple):
 
     @property
     def id(self) -> MessageId:
-        """The message's stream and offset."""
         return MessageId(self.stream, self.offset)
 
 
@@ -63,7 +62,7 @@ stream_and_offset: Final = itemgetter(3, 4)
 
 
 class Place(NamedTuple):
-    """The position of a message in the order of arrival over streams.
+    """A message's position in the order of arrival across streams.
 
     `reached_us` is the latest time in the message's stream up to the message. So a stream's messages are ordered by
     offset, regardless of their times, and streams are merged by time.
@@ -75,17 +74,17 @@ class Place(NamedTuple):
 
 
 NEVER_US: Final = INTEGER_MIN
-"""Sorts before all times: no message in the stream has had a time so far."""
+"""`reached_us` if no message of the stream up to this one has a time; sorts before all times."""
 
 
 class Clock:
-    """Computes messages' places. It gets the messages of each stream in the order of offsets."""
+    """Computes the places of messages. Pass each stream's messages in the order of offsets."""
 
     def __init__(self) -> None:
         self._reached: dict[str, int] = {}
 
     def place(self, row: Row) -> Place:
-        """Return the place of a stream's next message. Without a time, it has the time of the message before it."""
+        """Return the place of a stream's next message. A message without a time has that of the message before it."""
         _, _, _, stream, offset, time_us = row
         reached = self._reached.get(stream, NEVER_US)
         if time_us is not None and time_us > reached:
@@ -94,7 +93,7 @@ class Clock:
 
 
 def in_arrival(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows in the order of arrival: within a stream by offset; streams merged by time, then by name."""
+    """Return the rows in the order of arrival: by offset within a stream; streams are merged by time, then by name."""
     by_offset = sorted(rows, key=stream_and_offset)
     if not by_offset or by_offset[0][3] == by_offset[-1][3]:
         return by_offset
@@ -102,9 +101,9 @@ def in_arrival(rows: Iterable[Row]) -> list[Row]:
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows without repetitions.
+    """Return one row for each stream and offset.
 
-    A row from the table and a row made from the unrecorded message may have different times.
+    If a message's row was read from the table and also made from the message, their times may differ.
     """
     return list({stream_and_offset(row): row for row in rows}.values())
 
@@ -116,12 +115,12 @@ class Assembled:
     Attributes:
         group_id: The group's id.
         position: The group's progress and anomalies.
-        rows: The retained rows, one for each number: the first that arrived. In the requested order.
-        duplicates: Other rows with the same numbers, in the order of arrival.
+        rows: The retained rows in the requested order, one for each number: the first that arrived.
+        duplicates: Later rows with the same numbers, in the order of arrival.
         expired: Rows of messages that retention has dropped, in the order of arrival.
         was_complete: Whether each number from 1 to the last is present, or was present until retention dropped it.
-        head: The row whose place is the group's place: the first with number 1 in logical order, the first that arrived
-            in physical order; None if there is none.
+        head: The row whose place is the group's place. In logical order, the first row with number 1; in physical
+            order, the first row that arrived. None if there is none.
     """
 
     group_id: str
@@ -134,7 +133,7 @@ class Assembled:
 
     @property
     def retained(self) -> tuple[Row, ...]:
-        """The rows whose messages can be read, in the order of reading: duplicates last."""
+        """The rows whose messages are retained, in the order of reading: duplicates last."""
         return self.rows + self.duplicates if self.duplicates else self.rows
 
     @property
@@ -144,7 +143,7 @@ class Assembled:
 
     @property
     def flaw(self) -> Anomaly | None:
-        """The anomaly for which the group must not be delivered even if it is complete; None if it is sound."""
+        """The anomaly because of which the group must not be delivered, even if complete; None if it is sound."""
         anomalies = self.position.anomalies
         return next((each for each in _FINAL if each in anomalies), None) if anomalies else None
 
@@ -152,9 +151,9 @@ class Assembled:
 def assemble(
     group_id: str, rows: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """Assemble a group from its rows, which come in any order and without repetitions.
+    """Assemble a group from its rows, which are in any order and without repetitions.
 
-    `floors`: The first retained offset of each stream.
+    `floors`: The first retained offset of each stream; None: nothing has expired.
     """
     arrived = in_arrival(rows)
     expired = [row for row in arrived if row[4] < floors.get(row[3], 0)] if floors else []
@@ -179,19 +178,18 @@ def assemble(
 # --- a view of the table and the streams ----------------------------------------------------------------------
 
 UNRECORDED_MEMBERS_MAX: Final = 500_000
-"""Unrecorded messages of groups whose places are held in memory, 200 bytes each. If there are more, a recorder does not
-run, or a back-fill is due."""
+"""Maximum number of unrecorded members in memory, 200 bytes each; if there are more, no recorder or back-fill runs."""
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
-"""Characters of a group's id."""
+"""Number of characters in a group's id."""
 
 _LOW: Final = "wanted.group_id || '|' COLLATE \"C\""
 _HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
-"""`}` is the character after `|`, so all values of a group, `<group id>|<sequence>|<last>`, are between the two: one
+"""`}` is the character after `|`, so all values of a group, `<group id>|<sequence>|<last>`, are between these two: one
 short range of the index `relationships_lookup`."""
 
-# The aggregate makes PostgreSQL join group by group. `stream_id + 0` keeps it from the index of offsets: it expects no
-# rows of a stream that was never analyzed, and would search the whole stream for each group.
+# The aggregate makes PostgreSQL join group by group. `stream_id + 0` stops it from using the index of offsets: for a
+# stream that was never analyzed it expects no rows there, and would search the whole stream for each group.
 MEMBERS: Final = sql(
     f"""
     SELECT wanted.group_id, found.*
@@ -208,15 +206,14 @@ MEMBERS: Final = sql(
     WHERE found.places IS NOT NULL
     """
 )
-"""The rows of each group of `group_ids` in the streams `stream_ids`: the group's id, and unordered arrays of values
-without the id, stream ids, offsets and times. A group is one row, since each row costs the driver time.
+"""Selects the members of the groups `group_ids` in the streams `stream_ids`, one row a group, since each row costs the
+driver time: the group's id, and unordered arrays of values (without the id), stream ids, offsets and times.
 
-Each group takes one index probe of each part that may hold its range of values: one or two parts if ids are in the
-order of time.
+Each group takes one index probe of each part that may hold its values: one or two parts, if ids are in time order.
 """
 
 
-# Rows are inserted in the order of offsets, so the index `relationships_offsets` finds a part of a stream fast.
+# The index `relationships_offsets` finds the rows of a range of offsets.
 ROWS_BETWEEN: Final = sql(
     f"""
     SELECT r.value, r.stream_offset, r.time_us
@@ -229,18 +226,18 @@ ROWS_BETWEEN: Final = sql(
     ORDER BY r.stream_offset
     """
 )
-"""Rows of the key `key_id` in one stream from offset `low` to before `high`, by offset: value, offset, time.
+"""Selects the rows of a key in one stream from offset `low` to before `high`, by offset: value, offset, time.
 
-With `firsts_only`, only rows with number 1.
+With `firsts_only`, it selects only rows with number 1.
 """
 
 
 @dataclass(slots=True)
 class View:
-    """The streams to read, and how far they are read.
+    """The streams to read, each up to an offset.
 
-    By stream: `numbers` are the ids in the database, `floors` the first retained offsets, `stops` the ends of the view,
-    exclusive. The table lacks the retained ranges `gaps`, and the members of `unrecorded_groups`.
+    For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `stops` the end of
+    the view, exclusive. `gaps` are the retained ranges that are not recorded, and `unrecorded_groups` their members.
     """
 
     servers: Servers
@@ -254,12 +251,12 @@ class View:
 
     @classmethod
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
-        """Make a view of all rows of streams, regardless of what the streams retain."""
+        """Return a view of all rows of streams, including those of messages that retention has dropped."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
         return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
 
     def add_unrecorded(self, group_id: str | None = None) -> None:
-        """Read the unrecorded ranges for members of all groups, or of one."""
+        """Read the members of all groups, or of one group, from the unrecorded ranges."""
         found: list[Member] = []
         for gap in self.gaps:
             members = self.servers.scan(gap.stream, gap.start, gap.stop, _member_of)
@@ -267,17 +264,18 @@ class View:
             if len(found) > UNRECORDED_MEMBERS_MAX:
                 raise InvalidInput(
                     f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
-                    "a back-fill, or pass complete=False to use only what is recorded"
+                    "a back-fill, or pass complete=False to use only recorded messages"
                 )
         self._unrecorded = sorted(found, key=stream_and_offset)
         for member in self._unrecorded:
             self.unrecorded_groups[member.group_id].append(member)
 
     def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Row]:
-        """Return the rows in a part of a stream, ordered by offset; with `firsts_only`, only rows with number 1."""
-        held = self._unrecorded
-        first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
-        members: dict[int, Row] = {at.offset: at for at in held[first:stop] if not firsts_only or at.sequence == 1}
+        """Return a stream's rows from `low` to before `high`, by offset. `firsts_only`: Only rows with number 1."""
+        unrecorded = self._unrecorded
+        first, stop = (bisect_left(unrecorded, (stream, offset), key=stream_and_offset) for offset in (low, high))
+        part = unrecorded[first:stop]
+        members: dict[int, Row] = {each.offset: each for each in part if not firsts_only or each.sequence == 1}
         if (number := self.numbers.get(stream)) is not None:
             window = {"stream_id": number, "low": low, "high": high, "firsts_only": firsts_only}
             rows = self.servers.rows(ROWS_BETWEEN, window | {"key_id": self.key_id})
@@ -287,18 +285,18 @@ class View:
         return [members[offset] for offset in sorted(members)]
 
     def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
-        """Return the rows of all members of groups, by group. Groups without members are left out."""
+        """Return the rows of all members of the groups, by group. Groups without members are left out."""
         rows = self.servers.rows(
             MEMBERS,
             {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
         streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
-        # The same few dozen values recur in all groups: parse each once.
+        # The same few dozen places recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
         for group_id, *columns in rows:
             if parse_value(f"{group_id}|1|true") is None:
-                continue  # Another publisher's header, which is no id: it must not enter `known`.
+                continue  # Not an id, but another publisher's header, which must not enter `known`.
             members = groups[group_id]
             for place, number, offset, time_us in zip(*columns, strict=True):
                 if place not in known:
@@ -308,19 +306,19 @@ class View:
                 if found is not None and offset < stop:
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
         for group_id in group_ids if self.unrecorded_groups else ():
-            if held := self.unrecorded_groups.get(group_id):
-                groups[group_id] = distinct((*groups[group_id], *held))
+            if unrecorded := self.unrecorded_groups.get(group_id):
+                groups[group_id] = distinct((*groups[group_id], *unrecorded))
         return groups
 
 
 def _member_of(message: Message) -> Member | None:
-    """Return a message as a member of its group; None if it is in no group."""
+    """Return a message as a member of its group; None if it has no group."""
     place = membership(message.headers)
     return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
 
 
 def group_key(catalog: Catalog) -> int:
-    """Return the id of the key by which groups are found."""
+    """Return the id of the key that finds groups."""
     try:
         definition = catalog.definition(GROUP_KEY.name)
     except KeyNotDefined:
@@ -336,8 +334,8 @@ def group_key(catalog: Catalog) -> int:
     return definition.key_id
 
 
-def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
-    """Return a view of the streams now. `complete` also reads retained messages that are not recorded."""
+def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
+    """Return a view of the streams at this moment. `complete` also reads retained messages that are not recorded."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
@@ -354,7 +352,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     if complete:
         view.add_unrecorded()
         return view
-    # End each stream at the end of its recorded part.
+    # End each stream where its last recorded range ends.
     for gap in reversed(view.gaps):
         if gap.stop >= view.stops[gap.stream]:
             view.stops[gap.stream] = gap.start
@@ -362,5 +360,5 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
 
 
 def warn_left_out(found: UnreadableStream) -> None:
-    """Warn that a stream is left out: groups with messages in it are not complete."""
+    """Warn that a stream is left out: groups with messages in it look incomplete."""
     logger.warning("the stream %r is left out: %s", found.stream, found.reason)

@@ -1,4 +1,4 @@
-"""Consumers that share groups: finds or makes a consumer by name, and handles its members' claims of groups."""
+"""Group consumers in the database: a consumer's definition, and its members' claims."""
 
 import time
 from collections import defaultdict
@@ -19,14 +19,14 @@ from relatum.store.coverage import Range
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
 from relatum_consumer.groups._assembly import GroupOrder, Row
-from relatum_consumer.groups._options import Beginning, GroupOptions
+from relatum_consumer.groups._options import GroupOptions, StartPosition
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
+    """A group consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
 
     consumer_id: int
     names: list[str] | None
@@ -36,12 +36,12 @@ class SharedConsumer:
     start_stream_id: int | None
 
     def low(self, stream_id: int) -> int:
-        """Return the first offset of a stream that belongs to the consumer."""
+        """Return the first offset of a stream that the consumer reads."""
         return (self.start_offset or 0) if self.start_stream_id in (None, stream_id) else 0
 
     def admits(self, head: Row, stream_id: int) -> bool:
-        """Return whether a group belongs to this consumer, by the group's place."""
-        return Beginning(self.low(stream_id), self.start_us).admits(head)
+        """Whether the consumer reads a group with this head: its place is not before the consumer's start."""
+        return StartPosition(self.low(stream_id), self.start_us).admits(head)
 
 
 ADD: Final = sql(
@@ -55,7 +55,7 @@ ADD: Final = sql(
     RETURNING consumer_id
     """
 )
-"""Adds a consumer, unless there is one of that name."""
+"""Adds a consumer, unless one of that name exists."""
 
 BY_NAME: Final = sql(
     """
@@ -67,11 +67,11 @@ BY_NAME: Final = sql(
 
 
 def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedConsumer:
-    """Return the consumer of a name. The first member makes it."""
+    """Return the consumer of a name; create it if it does not exist."""
     names = None if options.names is None else sorted(set(options.names))
     consumer = by_name(catalog, name)
     if consumer is None:
-        start, present = Beginning.of(options.start), catalog.streams(options.names)
+        start, present = StartPosition.of(options.start), catalog.streams(options.names)
         wanted = {
             "vhost": catalog.vhost,
             "name": name,
@@ -83,7 +83,7 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
         }
         catalog.servers.rows(ADD, wanted)
         consumer = by_name(catalog, name)
-    assert consumer is not None, "it was made, here or by another member"
+    assert consumer is not None, "it was created, here or by another member"
     if consumer.names != names or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
@@ -94,17 +94,17 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
 
 
 def check_dead_letters(servers: Servers, name: str | None) -> None:
-    """Check that the stream or queue of dead letters exists: at the start, not at the first dead letter."""
+    """Check that the stream or queue for dead letters exists, before there is a dead letter."""
     if name is None:
         return
     try:
         servers.bounds(name)
     except StreamNotFound as error:
         raise StreamNotFound(
-            f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
+            f"dead_letter_stream={name!r}: the stream does not exist; declare it", stream=name
         ) from error
     except (NotAStream, AccessRefused):
-        pass  # A queue will do, and a user allowed to publish need not be allowed to read.
+        pass  # A queue is accepted, too, and a user who may publish need not be allowed to read.
 
 
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
@@ -137,11 +137,11 @@ class SharedGroupsStatistics:
     """The counters of one member.
 
     Attributes:
-        given: Groups delivered to the application.
-        redelivered: Delivered groups that had been delivered before, to this or another member.
-        acknowledged: Groups acknowledged.
-        given_up: Groups given up: published as dead letters, or delivered too often.
-        held: Groups claimed and neither acknowledged nor released.
+        given: Number of groups delivered to the application.
+        redelivered: Number of these groups that had been claimed before, by this or another member.
+        acknowledged: Number of groups acknowledged.
+        given_up: Number of groups given up: published as dead letters, or delivered too often.
+        held: Number of groups claimed, and neither acknowledged nor released.
     """
 
     given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups delivered to the application")]
@@ -160,20 +160,20 @@ class Claim:
 
     group_id: str
     number: int
-    """How often the group has been claimed. It tells this claim from others."""
+    """The fencing token: how often the group has been claimed."""
     given: int
-    """How often the group was delivered before, if the consumer counts that."""
+    """How often the group was delivered before; counted only with `deliveries_max`."""
     stream_id: int
     first_offset: int
     good_until: float
-    """When the lease expires, by the monotonic clock. Another member may claim the group then."""
+    """When the lease expires, by the monotonic clock; then another member may claim the group."""
 
 
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
-"""Seconds until an acknowledgement that PostgreSQL did not answer is repeated."""
+"""Seconds between two attempts to acknowledge while PostgreSQL does not answer."""
 
 
-# The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
+# PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
 CLAIM: Final = sql(
     f"""
     WITH chosen AS (
@@ -195,12 +195,12 @@ CLAIM: Final = sql(
     RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
     """
 )
-"""Claims the first `limit` groups that are ready.
+"""Claims the first `limit` ready groups.
 
-Returns rows, unordered: group, claim's number, how often it was delivered, rank, stream id, first offset.
+Returns rows, unordered: group id, the claim's number, how often the group was delivered, rank, stream id, first offset.
 
-A group whose lease has expired is ready, too; and so is a group of this holder that is not in `held`: it was claimed by
-an earlier process of that name, or by a statement whose answer was lost.
+A group whose lease has expired is ready, too, and so is a group of this holder that is not in `held`: an earlier
+process of that name claimed it, or the response to the statement was lost.
 """
 
 RENEW: Final = sql(
@@ -212,7 +212,7 @@ RENEW: Final = sql(
     RETURNING group_id, deliveries
     """
 )
-"""Renews the leases of the groups `group_ids` that the holder has. Returns: group, claim's number."""
+"""Renews the holder's leases of the groups `group_ids`. Returns group id and claim's number of each renewed lease."""
 
 STATE_OF: Final = sql(
     """
@@ -227,7 +227,7 @@ _THIS_CLAIM: Final = """consumer_id = :consumer_id::int AND holder = :holder::te
       AND deliveries = :number::int AND state = 'claimed'"""
 
 COUNT_GIVEN: Final = sql(f"UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} RETURNING group_id")
-"""Stores how often the group has been delivered, including this time. No row: the claim was lost."""
+"""Stores how often the group has been delivered, including this time. Returns no row if the claim was lost."""
 
 _IS_OVER: Final = "CASE WHEN :state::text IN ('done', 'dead') THEN"
 
@@ -240,33 +240,33 @@ END: Final = sql(
     RETURNING group_id
     """
 )
-"""Ends a claim, by a group that is "done" or "dead", "ready" for any member, or "open": incomplete again.
+"""Ends a claim by setting the group's state: "done", "dead", "ready" for any member, or "open" (incomplete again).
 
-No row: the claim was lost.
+Returns no row if the claim was lost.
 """
 
 
 class Claims:
-    """The open claims of one member. One thread or task claims; any thread or task may end a claim."""
+    """The claims of one member. One thread or task claims; any thread or task may end a claim."""
 
     def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
         self._servers = servers
         self._holder = holder
         self.lease_s = lease_s
         self.consumer_id: int | None = None
-        """The consumer whose groups are claimed; set before the first claim."""
+        """The consumer's id; set before the first claim."""
         self.held: dict[str, Claim] = {}
-        """The claims whose leases are renewed, by group."""
+        """The claims in force, by group id; their leases are renewed."""
         self.acknowledged = 0
-        """How many claims were ended as done."""
+        """Number of claims that ended as done."""
         self.is_closed = False
 
     def take(self, limit: int) -> list[Claim]:
-        """Claim up to `limit` ready groups. Returns them in their order."""
+        """Claim up to `limit` ready groups, and return the claims in the order of the groups."""
         good_until = time.monotonic() + self.lease_s
-        given = {"lease_s": self.lease_s, "limit": limit, "held": list(self.held)}
-        rows = self._servers.rows(CLAIM, self._mine() | given)
-        # RETURNING has no order. Sort by rank, stream, offset.
+        parameters = {"lease_s": self.lease_s, "limit": limit, "held": list(self.held)}
+        rows = self._servers.rows(CLAIM, self._mine() | parameters)
+        # RETURNING has no order: sort by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)
             for group_id, number, given, _, stream_id, first_offset in sorted(rows, key=lambda row: row[3:])
@@ -275,35 +275,35 @@ class Claims:
         return claims
 
     def has(self, claim: Claim) -> bool:
-        """Return whether the claim is in force, as far as this member knows."""
+        """Whether the claim is in force, as far as this member knows."""
         return self.held.get(claim.group_id) is claim
 
     def is_mine(self, claim: Claim) -> bool:
-        """Return whether the claim is still in force; an expired lease is renewed first."""
+        """Whether the claim is still in force; an expired lease is renewed first."""
         if self.has(claim) and claim.good_until < time.monotonic():
             self.renew()
         return self.has(claim)
 
     def forget(self, claim: Claim) -> None:
-        """Forget a claim that has ended, here or elsewhere."""
+        """Remove a claim that has ended or was lost."""
         if self.has(claim):
             del self.held[claim.group_id]
 
     def count_given(self, claim: Claim) -> bool:
-        """Store that a group is delivered. False if the claim was lost. Idempotent."""
+        """Store that a group is delivered; returns False if the claim was lost. Idempotent."""
         rows = self._servers.rows(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)
         return bool(rows)
 
     def end(self, claim: Claim, state: str) -> bool:
-        """End a claim by setting the group's new state; see `END`. Returns whether the claim was still in force."""
+        """End a claim by setting the group's state; see `END`. Returns whether the claim was still in force."""
         rows = self._servers.rows(END, self._this(claim) | {"state": state})
         self.forget(claim)
         return bool(rows)
 
     def acknowledge(self, claim: Claim, until: float) -> bool:
-        """End a claim as done. False: the database is unavailable, so repeat the call, up to a monotonic time."""
+        """End a claim as done. False: PostgreSQL is unavailable; repeat the call. After `until`, that is an error."""
         is_first = self.has(claim)
         try:
             is_done = self.end(claim, "done") or self._was_done(claim)
@@ -313,39 +313,39 @@ class Claims:
             return False
         if not is_done:
             raise ClaimLost(
-                f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",
+                f"this member has lost its claim of the group {claim.group_id}: the group will be delivered again",
                 group_id=claim.group_id,
             )
         self.acknowledged += is_first
         return True
 
     def _was_done(self, claim: Claim) -> bool:
-        """Return whether this claim was acknowledged already: the database's answer may have been lost."""
+        """Whether this claim was acknowledged before, by a statement whose response was lost."""
         rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> None:
-        """Renew the leases of all held claims, and forget the lost ones."""
-        held = list(self.held.values())
-        if not held:
+        """Renew the leases of all claims, and remove the claims that were lost."""
+        claims = list(self.held.values())
+        if not claims:
             return
         good_until = time.monotonic() + self.lease_s
-        ids = [claim.group_id for claim in held]
+        ids = [claim.group_id for claim in claims]
         rows = self._servers.rows(RENEW, self._mine() | {"lease_s": self.lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
-        for claim in held:
+        for claim in claims:
             if numbers.get(claim.group_id) == claim.number:
                 claim.good_until = good_until
             else:
                 self.forget(claim)
 
-    def give_back(self) -> None:
+    def release_all(self) -> None:
         """Release all claims, so that other members need not wait for the leases to expire."""
         for claim in list(self.held.values()):
             self.end(claim, "ready")
 
     def _mine(self) -> dict[str, Any]:
-        assert self.consumer_id is not None, "nothing is claimed before that is known"
+        assert self.consumer_id is not None, "it is set before the first claim"
         return {"consumer_id": self.consumer_id, "holder": self._holder}
 
     def _this(self, claim: Claim) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Finds groups that are complete now, with `follow` groups that become complete later, and the groups of a consumer.
+"""Finds the groups that are complete now, groups that become complete later (`follow`), and a consumer's groups.
 
-Members of a consumer share the search: the first member to reach a recorded part of its streams scans it, once.
+The members of a consumer share the scan: each newly recorded part of a stream is scanned once, by one member.
 """
 
 import heapq
@@ -24,30 +24,30 @@ from relatum_consumer.groups._assembly import (
     assemble,
     group_key,
     in_arrival,
-    look,
+    present_view,
     stream_and_offset,
     warn_left_out,
 )
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
-from relatum_consumer.groups._options import BATCH_MESSAGES, Beginning, GroupOptions
+from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, StartPosition
 from relatum_consumer.groups._reading import Group, deliver
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
 WINDOW_OFFSETS: Final = 131_072
-"""Offsets of a stream whose rows are queried at once. A row takes about 200 bytes of memory."""
+"""Offsets of a stream in one query of its rows. A row takes about 200 bytes of memory."""
 
 FIRST_GROUPS: Final = 64
-"""Groups whose rows are queried at first, when the size of groups is still unknown."""
+"""Groups in the first query of members, while the size of groups is unknown."""
 
 GROUPS_AT_ONCE: Final = 2_048
-"""Groups whose rows are queried at once, at most: large groups may follow many small ones."""
+"""Maximum number of groups in one query of members: large groups may follow many small ones."""
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
-    view = look(catalog, options.names, complete=options.complete)
+    view = present_view(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
     if options.follow:
@@ -55,12 +55,12 @@ def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | P
 
 
 def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
-    """Yield the present groups in their order, complete or not, in batches that are read in one pass.
+    """Yield the present groups in their order, complete or not, in batches; each batch is read in one pass.
 
-    The size of a group is known only with its rows, so a batch is assembled step by step.
+    A group's size is unknown until its rows are queried, so several queries fill a batch.
     """
-    beginning = Beginning.of(options.start)
-    candidates = _candidates(view, options, beginning.offset)
+    start_position = StartPosition.of(options.start)
+    candidates = _candidates(view, options, start_position.offset)
     batch: list[Assembled] = []
     messages, mean = 0, BATCH_MESSAGES / FIRST_GROUPS
     while part := list(islice(candidates, min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / mean))))):
@@ -68,10 +68,10 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
         groups = {id_: assemble(id_, rows, options.order, view.floors) for id_, rows in members.items()}
         for row in part:
             group = groups.get(row[0])
-            # A group may have several candidates. It belongs to the candidate that is its head.
+            # A group may have several candidates: it is added at the candidate that is its head.
             if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
                 continue
-            if beginning.admits(group.head):
+            if start_position.admits(group.head):
                 batch.append(group)
         found = max(len(part), sum(map(len, members.values())))
         mean = max(1.0, found / len(part))
@@ -85,7 +85,7 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
 def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
     """Yield the rows that may be the head of a group, in the order of arrival.
 
-    In logical order these are messages with number 1, in physical order all messages of groups.
+    In logical order these are the rows with number 1, in physical order all rows.
     """
     clock, firsts_only = Clock(), options.order == "logical"
 
@@ -101,8 +101,8 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
 # --- following --------------------------------------------------------------------------------------------
 
 
-class Idle:
-    """Exponential backoff between two polls, and the idle timeout: `idle_s` seconds, None for never."""
+class IdleBackoff:
+    """Exponential backoff between two polls, and the idle timeout: `idle_s` seconds; None: no timeout."""
 
     def __init__(self, idle_s: float | None, longest_s: float = POLL_S_MAX) -> None:
         self._idle_s = math.inf if idle_s is None else idle_s
@@ -110,30 +110,30 @@ class Idle:
         self.begin()
 
     def begin(self) -> None:
-        """Restart both, because a group arrived or the caller wants the next."""
+        """Restart both, because a group was found or the caller asks for the next one."""
         self._until, self._pause_s = time.monotonic() + self._idle_s, POLL_S_MIN
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() >= self._until
 
-    def rest(self) -> Pause:
-        rest = Pause(max(0.0, min(self._pause_s, self._until - time.monotonic())))
+    def pause(self) -> Pause:
+        pause = Pause(max(0.0, min(self._pause_s, self._until - time.monotonic())))
         self._pause_s = min(2 * self._pause_s, self._longest_s)
-        return rest
+        return pause
 
 
 def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield groups as they become complete, each once, until the idle timeout has passed.
 
-    A new message can complete a group with any place. So each new part of a stream is searched for the groups it
-    touches, and the groups that are complete with it and were not before are yielded. No state of groups is kept.
+    A new message can complete any group. So for each newly recorded part of a stream, this queries the groups that have
+    messages in it, and yields those that are complete with the part and were not without it. It stores no group states.
     """
-    idle = Idle(options.idle_timeout_s)
+    idle = IdleBackoff(options.idle_timeout_s)
     left_out: set[int] = set()
     while not idle.is_over:
-        yield idle.rest()
-        for stream, end in _recorded_further(catalog, view, options, left_out):
+        yield idle.pause()
+        for stream, end in _newly_recorded(catalog, view, options, left_out):
             while (low := view.stops[stream]) < end:
                 high = min(end, low + WINDOW_OFFSETS)
                 touched = view.between(stream, low, high)
@@ -144,8 +144,8 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
                     idle.begin()
 
 
-def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
-    """Return the streams that are recorded beyond the view, each with its new end. New streams join the view."""
+def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
+    """Return the streams that are recorded beyond the view, each with its new end; add new streams to the view."""
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
@@ -168,12 +168,12 @@ def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_
 
 
 def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
-    """Yield the groups that are complete with the new messages, and were not without the messages from `low` on."""
-    beginning = Beginning.of(options.start)
+    """Yield the groups that are complete now, and were not complete without the stream's messages from `low` on."""
+    start_position = StartPosition.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
-        if group.was_complete and beginning.admits(group.head):
+        if group.was_complete and start_position.admits(group.head):
             before = [row for row in rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
                 yield group
@@ -184,14 +184,14 @@ def _place(group: Assembled) -> Place:
     return Clock().place(group.head)
 
 
-# --- of a consumer ------------------------------------------------------------------------------------------
+# --- a consumer's groups ------------------------------------------------------------------------------------
 
 SCAN_OFFSETS: Final = 8_192
-"""Offsets of a stream that are scanned at once. Each message may belong to another group, so one statement may store
-as many groups. In a stream with few groups, a window takes a millisecond."""
+"""Offsets of a stream in one window of a scan. If each message is of a different group, one statement stores as many
+groups. In a stream with few groups, a window takes a millisecond."""
 
 SCAN_GROUPS: Final = 500
-"""Groups whose rows one statement of a scan returns, and which are held until each is assembled."""
+"""Groups in one query of members during a scan; their rows are held in memory until each group is assembled."""
 
 
 class UnscannedRange(NamedTuple):
@@ -199,9 +199,9 @@ class UnscannedRange(NamedTuple):
 
     stream_id: int
     coverage_id: int
-    """The range of the coverage that contains it, which must still exist when it is stored as scanned."""
+    """The row of the coverage that contains the part; it must still exist when the part is stored as scanned."""
     grows: int
-    """The start of the scanned range that ends where this part begins; if there is none, its own start."""
+    """The start of the scanned range that ends at `start` and is extended by this part; without one, `start`."""
     start: int
     stop: int
 
@@ -209,7 +209,7 @@ class UnscannedRange(NamedTuple):
 def unscanned_ranges(
     rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int, low: int = 0
 ) -> list[UnscannedRange]:
-    """Return the parts of a stream that are recorded for a key from an offset on and not scanned, ordered by offset."""
+    """Return the parts of a stream, from `low` on, that are recorded for a key and not scanned, ordered by offset."""
     known = merged(scanned)
     ends = {stop: start for start, stop in scanned}
     found = []
@@ -221,10 +221,9 @@ def unscanned_ranges(
 
 
 def _upsert(where: str) -> str:
-    """Make the statement that stores groups. States only advance: a member with older rows cannot undo a newer state.
+    """Return SQL that stores groups' states. It overwrites only the state "open", so states only advance.
 
-    A state is overwritten if the group's first message was in a stream that is not among `present`, since it was
-    deleted or declared again.
+    It overwrites any state of a group whose first message was in a stream not among `present` (deleted or earlier).
     """
     return f"""
       INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)
@@ -243,8 +242,8 @@ def _upsert(where: str) -> str:
     """
 
 
-# One statement is one round trip and one transaction. It stores a window as scanned together with the groups that the
-# window touched, and only if no other member scanned it first. So a member that dies leaves nothing half done.
+# One statement is one round trip and one transaction: it stores a window as scanned, together with the states of the
+# groups that have messages in it, if no other member has scanned it. So a member that dies leaves no partial result.
 WRITE_DOWN: Final = sql(
     f"""
     WITH moved AS (
@@ -269,19 +268,19 @@ WRITE_DOWN: Final = sql(
     SELECT count(*) FROM moved
     """
 )
-"""Stores a window as scanned, and its groups. Returns one row: the number of windows stored, 1 or 0.
+"""Stores a window as scanned, and the states of its groups. Returns one row: the number of windows stored, 1 or 0.
 
-`moved` is the scanned range that grew: a new one, or the one that ended where the window begins. Nothing is written if
-another member has scanned from `expected` on, or if the range `coverage_id` of the coverage no longer contains the
-window, as after a stream has lost its tail.
+`moved` is the scanned range with the window: a new one, or the one that ended where the window begins. Nothing is
+written if another member has scanned from `expected` on, or if the coverage's row `coverage_id` no longer contains the
+window, for example after a stream has lost its tail.
 """
 
-WRITE_DOWN_AGAIN: Final = sql(_upsert(""))
-"""Stores groups outside any window. Returns their ids."""
+STORE_STATES: Final = sql(_upsert(""))
+"""Stores groups' states without a window. Returns the groups' ids."""
 
 
 class Scanner:
-    """Scans recorded messages that no member has scanned."""
+    """Scans the recorded messages that no member has scanned."""
 
     def __init__(self, catalog: Catalog, consumer: SharedConsumer) -> None:
         self._catalog = catalog
@@ -291,48 +290,48 @@ class Scanner:
         """When the last scan began, by `time.monotonic`."""
 
     def stream_of(self, stream_id: int) -> str | None:
-        """Return the name of a stream as of the last scan; None if it is no longer read."""
+        """Return a stream's name as of the last scan; None if the stream was deleted or declared again."""
         return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
 
     def run(self) -> None:
-        """Scan the streams up to the end of what is recorded now."""
+        """Scan the streams up to the end of their recorded parts."""
         began = time.monotonic()
         key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
         present = self._catalog.streams(self._consumer.names)
-        # Unrecorded messages are not in the table. Rows count up to what is recorded when they are queried.
+        # The view has no end: it includes all rows that exist when they are queried.
         self._view = View.of_table(self._catalog.servers, key_id, present)
         rows = coverage_by_stream(self._catalog.servers, present)
         scanned = scanned_of(self._catalog.servers, self._consumer, self._view.numbers.values())
         for stream in present:
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
-            for stretch in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
-                if not self._scan(stream.name, stretch):
-                    break  # Another member was first. The next scan finds the rest.
+            for unscanned in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
+                if not self._scan(stream.name, unscanned):
+                    break  # Another member scans this stream; the next scan finds the rest.
         self.scanned_at = began
 
     def groups(self, group_ids: Iterable[str]) -> Iterator[Assembled]:
-        """Yield each group once, from its present rows. A group without rows is incomplete."""
+        """Yield each group once, assembled from its present rows, if any."""
         ids = iter(sorted(set(group_ids)))
         while part := list(islice(ids, SCAN_GROUPS)):
             members = self._view.members_of(part)
             for group_id in part:
                 yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
 
-    def write_down_again(self, group_id: str) -> None:
-        """Store a group's present state outside any window, since the stored state may be outdated."""
-        self._catalog.servers.rows(WRITE_DOWN_AGAIN, self._states([group_id]))
+    def store_state(self, group_id: str) -> None:
+        """Store a group's present state, because the stored state may be outdated."""
+        self._catalog.servers.rows(STORE_STATES, self._states([group_id]))
 
-    def _scan(self, stream: str, stretch: UnscannedRange) -> bool:
-        """Scan a stretch, window after window. False if another member was first."""
-        for at in range(stretch.start, stretch.stop, SCAN_OFFSETS):
-            to = min(stretch.stop, at + SCAN_OFFSETS)
-            touched = self._view.between(stream, at, to)
-            window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
-            source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
+    def _scan(self, stream: str, unscanned: UnscannedRange) -> bool:
+        """Scan a range, window after window. Returns False if another member was first."""
+        for start in range(unscanned.start, unscanned.stop, SCAN_OFFSETS):
+            stop = min(unscanned.stop, start + SCAN_OFFSETS)
+            touched = self._view.between(stream, start, stop)
+            window = {"from_offset": unscanned.grows, "expected": start, "to_offset": stop}
+            source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id}
             states = self._states(row[0] for row in touched)
-            ((counted,),) = self._catalog.servers.rows(WRITE_DOWN, states | window | source)
-            if not counted:
+            ((stored,),) = self._catalog.servers.rows(WRITE_DOWN, states | window | source)
+            if not stored:
                 return False
         return True
 
@@ -351,8 +350,8 @@ class Scanner:
                 rows.append((self._rank(first), first.offset, number, state, group.group_id))
         names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
         columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-        mine = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
-        return columns | mine | {"outside": outside}
+        parameters = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
+        return columns | parameters | {"outside": outside}
 
     def _rank(self, first: Member) -> int:
         if self._consumer.names == [first.stream]:

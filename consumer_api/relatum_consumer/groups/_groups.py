@@ -1,4 +1,4 @@
-"""The methods of `Relations` that read groups, and the status of the consumers that share them."""
+"""The methods of `Relations` that iterate over groups, and the status of group consumers."""
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ STATES: Final = ("open", "ready", "claimed", "done", "dead")
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberStatus:
-    """A member that has claimed groups.
+    """A member of a group consumer that holds claims.
 
     Attributes:
         holder: The member's name, given or generated.
-        claimed: How many groups it has claimed.
+        claimed: Number of groups that it has claimed.
         lease_expires_at: When the first of its leases expires, unless it is renewed.
-        is_alive: Whether that is in the future.
+        is_alive: Whether `lease_expires_at` is in the future.
     """
 
     holder: str
@@ -46,13 +46,13 @@ class GroupMemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceStatus:
-    """A stream of a consumer.
+    """A stream that a group consumer reads.
 
     Attributes:
         stream: The stream's name.
-        scanned_to: The offset up to which members have scanned the stream for groups; None if no scan has begun.
-        lag_offsets: How many retained offsets are not scanned: not recorded yet, or recorded since the last scan.
-            None if the broker does not know the stream.
+        scanned_to: The offset before which members have scanned the stream for groups; None if no scan has begun.
+        lag_offsets: Number of retained offsets that are not scanned: not recorded yet, or recorded since the last scan.
+            None if the broker does not have the stream.
     """
 
     stream: str
@@ -62,17 +62,17 @@ class GroupSourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupConsumerStatus:
-    """A consumer that shares groups.
+    """The status of a group consumer.
 
     Attributes:
         consumer: The consumer's name.
-        streams: The streams and super streams it reads; None for all recorded ones.
+        streams: The streams and super streams that it reads; None: all recorded streams.
         order: The order of its groups.
-        counts: How many groups are open (not complete), ready, claimed, done and dead.
+        counts: Number of groups by state: "open" (incomplete), "ready", "claimed", "done", "dead".
         oldest_waiting_at: When the oldest ready or claimed group was found; None if there is none.
         oldest_open_at: When the oldest open group was found; None if there is none.
-        members: The members that have claimed groups, ordered by name.
-        sources: The recorded streams it reads, ordered by name.
+        members: The members that hold claims, ordered by name.
+        sources: The recorded streams that it reads, ordered by name.
     """
 
     consumer: str
@@ -96,9 +96,8 @@ COUNTS: Final = sql(
     GROUP BY state
     """
 )
-"""The number of groups in each state, and when the oldest was found."""
 
-# The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
+# PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
 HOLDERS: Final = sql(
     """
     SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
@@ -108,7 +107,7 @@ HOLDERS: Final = sql(
     ORDER BY holder
     """
 )
-"""The members with claims: holder, number of claims, the first lease's expiry, whether that is in the future."""
+"""Selects the members with claims: holder, number of claims, when the first lease expires, whether that is to come."""
 
 
 def _sources(catalog: Catalog, consumer: SharedConsumer) -> Iterator[GroupSourceStatus]:
@@ -127,7 +126,7 @@ class GroupMethods(OneGroupMethods):
     """The methods of `Relations` that read groups."""
 
     _address: BrokerAddress
-    _sharing: "WeakSet[SharedGroups]"
+    _shared_groups: "WeakSet[SharedGroups]"
 
     # --- many groups --------------------------------------------------------------------------------------
 
@@ -146,44 +145,44 @@ class GroupMethods(OneGroupMethods):
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> Generator[Group, None, None] | SharedGroups:
-        """Iterate over complete groups, whatever the order and the streams of their stored messages.
+        """Return an iterator over complete groups, however their messages are spread over streams and mixed.
 
-        Groups that are complete now are returned in the order of groups. With `follow`, groups that become complete
-        later are returned at that time, even if their place is before a group already returned. No group is lost, and
-        each is returned once. Memory holds the places of a batch of groups, and at most 64 MiB and one group of their
-        messages, as for `StreamReader.read_many`.
+        Groups that are complete now are returned in their order. With `follow`, a group that becomes complete later is
+        returned at that time, even if its place is before a group already returned. No group is lost, and each is
+        returned once. Memory holds the places of a batch of groups; of their messages, at most 64 MiB and one group, as
+        for `StreamReader.read_many`.
 
         Args:
-            streams: The streams and super streams to search; None for all recorded streams. Messages in other streams
-                are ignored.
-            consumer: The name under which several processes share the groups and keep their position, or a
-                `GroupConsumer` with its options. The iterator then yields `SharedGroup`s of recorded messages, to be
-                acknowledged one by one; do not set `complete`. None (default): no position is kept.
-            **options: The following options, each by its name.
+            streams: The streams and super streams to search; others are ignored. None: all recorded streams.
+            consumer: The name under which several processes share the groups and store their position, or a
+                `GroupConsumer` with options. The iterator then yields `SharedGroup`s of recorded messages, which you
+                acknowledge one by one; do not set `complete`. None (default): no position is stored.
+            **options: The following keyword arguments.
             order: "logical" (default): groups by the place of their message 1, messages by number. "physical": groups
-                by the place of the first message that arrived, messages in the order of arrival. In a stream, that is
-                the order of offsets; streams are merged by the messages' times, then by name.
+                by the place of the first message that arrived, messages in the order of arrival. Within a stream, that
+                is the order of offsets; streams are merged by the messages' times, then by name.
             start: Where to begin: an offset, if you name one stream; a `datetime` (without a zone: UTC), for groups
                 whose place has that time or a later one; None for the first message. A group whose place is before the
-                start is left out; a group whose place is after it is complete, even if some messages are before it.
+                start is left out. A group whose place is after it has all its messages, even earlier ones.
             complete: True (default) also reads retained messages that are not recorded yet, so that no complete group
-                is missing. False reads only what is recorded.
+                is missing. False reads only recorded messages.
             follow: True continues with groups that become complete later, once they are recorded. Default: False.
-            idle_timeout_s: With `follow`: end after this many seconds without a group; None (default) waits forever.
+            idle_timeout_s: With `follow`: end after this many seconds without a group. None (default): never end.
             on_duplicate: What to do if several messages have the same number: "first" (default) takes the first to
-                arrive and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that
-                an exchange routed to several streams is not a duplicate.
-            on_conflict: What to do with a group that has all numbers, but two last messages, numbers past the last, or
-                messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn and ends the
-                iteration; "skip" skips it; "dead_letter" publishes its messages to the consumer's dead-letter stream.
+                arrive, and puts the others into `Group.duplicates`; "raise" raises `GroupConflict`. A message that an
+                exchange routed to several streams is not a duplicate.
+            on_conflict: What to do with a group that has all numbers, but also two last messages, numbers past the
+                last, or messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn, and
+                ends the iteration; "skip" skips the group; "dead_letter" publishes its messages to the consumer's
+                dead-letter stream.
 
         Returns:
             An iterator; use `contextlib.closing` if you leave it early. With a consumer it is a context manager.
 
         Raises:
-            KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
-            GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group is released.
-            ConfigurationError: the consumer reads other streams, or in another order.
+            KeyNotDefined: the key `message_group`, which finds groups, is not defined.
+            GroupConflict: see `on_duplicate` and `on_conflict`. With a consumer, the group is released.
+            ConfigurationError: the consumer exists with other streams, or another order.
             InvalidInput: too many messages are not recorded.
         """
         names = names_of("streams", streams)
@@ -192,14 +191,14 @@ class GroupMethods(OneGroupMethods):
             if not isinstance(member, GroupConsumer):
                 raise InvalidInput("consumer= takes a name or a GroupConsumer")
             shared = SharedGroups(self._catalog, self._address, GroupOptions(names, member, **options))
-            self._sharing.add(shared)
+            self._shared_groups.add(shared)
             return shared
         return without_pauses(self._groups(names, **options))
 
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Pause, None, None]:
-        """Like `groups`, but also yields the pauses between groups, in which the caller sleeps."""
+        """Like `groups`, but also yields pauses, during which the caller sleeps."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 
     # --- sharing groups -----------------------------------------------------------------------------------
@@ -211,26 +210,26 @@ class GroupMethods(OneGroupMethods):
 
     @lookup
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
-        """Return a consumer's status: its groups by state, its members, and its streams with their lag.
+        """Return a group consumer's status: its groups by state, its members, and its streams with their lag.
 
-        The call counts all groups that the consumer knows: about a second for a few million done groups.
+        The call counts all groups that the consumer has found: a few million done groups take about a second.
 
         Args:
             name: The consumer's name.
 
         Raises:
-            NotFound: no consumer has read under that name.
+            NotFound: there is no consumer of that name.
         """
         checked_name("name", name)
         consumer = by_name(self._catalog, name)
         if consumer is None:
-            raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
-        mine = {"consumer_id": consumer.consumer_id}
+            raise NotFound(f"there is no group consumer {name!r}: check the name; a consumer's first member creates it")
+        parameters = {"consumer_id": consumer.consumer_id}
         counts = dict.fromkeys(STATES, 0)
         oldest: dict[str, datetime] = {}
-        for state, count, opened_at in self._catalog.servers.rows(COUNTS, mine):
+        for state, count, opened_at in self._catalog.servers.rows(COUNTS, parameters):
             counts[state], oldest[state] = count, opened_at
-        members = self._catalog.servers.rows(HOLDERS, mine)
+        members = self._catalog.servers.rows(HOLDERS, parameters)
         return GroupConsumerStatus(
             name,
             None if consumer.names is None else tuple(consumer.names),

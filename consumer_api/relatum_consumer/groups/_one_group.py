@@ -1,4 +1,4 @@
-"""Queries of one group by its id (position, messages, one number), and reports of incomplete and newest groups."""
+"""Queries of one group by its id (messages, one number, position), and reports of incomplete and of newest groups."""
 
 import time
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_gro
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, look, named
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, named, present_view
 from relatum_consumer.groups._options import check_order
 from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.by_key import Question, answer
 from relatum_consumer.lookups.catalog import Catalog, Wanted
@@ -32,12 +32,12 @@ from relatum_consumer.lookups.telemetry import Lookups, lookup
 _Names = tuple[str, ...] | None
 
 _IDS_AT_ONCE = 1_000
-"""Groups whose rows are queried at once for a report."""
+"""Groups in one query of members for a report."""
 
 _ROUNDS = 5
-"""How many queries fill a page, at most."""
+"""Maximum number of queries for one page."""
 
-_BEHIND_ALL = "g"
+_AFTER_ALL_IDS = "g"
 """Sorts after all ids, which are hexadecimal digits."""
 
 
@@ -47,7 +47,7 @@ _BEHIND_ALL = "g"
 def assembled(
     catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
 ) -> tuple[Assembled, dict[str, Any]]:
-    """Return a group's present state, and the fields of its position that say which streams were searched."""
+    """Return a group's present state, and the fields of its position that describe the streams searched."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id]) if complete else None
@@ -79,23 +79,23 @@ def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[st
         if bounds is None:
             floors[stream] = INTEGER_MAX
         else:
-            # The user may not read the stream: rely on the table.
+            # If this user may not read the stream, rely on the table.
             floors[stream] = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else 0
     return floors
 
 
-def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
+def position_of(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
     """Return a group's position. Copies that an exchange routed to other streams are not duplicates."""
     numbers = {member.sequence for member in named(group.duplicates)}
-    disputed = tuple(member for member in named(group.rows) if member.sequence in numbers)
-    if len({member.stream for member in named(disputed + group.duplicates)}) < 2:
+    duplicated = tuple(member for member in named(group.rows) if member.sequence in numbers)
+    if len({member.stream for member in named(duplicated + group.duplicates)}) < 2:
         return group.position
-    alone = replace(group, rows=disputed, expired=())
-    with closing(read_on(servers, alone.retained)) as reading:
-        read, messages = read_group(reading, alone, "logical", is_named=is_named)
-    if read is not alone:
+    part = replace(group, rows=duplicated, expired=())
+    with closing(read_on(servers, part.retained)) as reading:
+        read, messages = read_group(reading, part, "logical", is_named=is_named)
+    if read is not part:
         return group.position
-    return as_group(alone, messages).position
+    return as_group(part, messages).position
 
 
 def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> Group:
@@ -108,8 +108,8 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
 # --- many groups, as reports ------------------------------------------------------------------------------
 
 
-# An id alone is no bound: it sorts before longer ids that begin with it, as other publishers may write. With the
-# separator, which sorts after all digits, it sorts after them.
+# The separator sorts after all digits. With it, the bound sorts after the longer ids that begin with this id, which
+# other publishers may write; the id alone would sort before them.
 _BEFORE: Final = "walk.group_id || '|' COLLATE \"C\""
 
 NEWEST: Final = sql(
@@ -132,9 +132,9 @@ NEWEST: Final = sql(
     SELECT group_id FROM walk WHERE step > 0 ORDER BY step
     """
 )
-"""Ids of up to `most` groups before `before`, in descending order of ids, which is that of time.
+"""Selects up to `most` ids of groups below `before`, in descending order of ids: the newest groups first.
 
-Each id takes one probe of each part's index: the greatest value below all values of the previous group.
+Each id takes one probe of each part's index, for the greatest value below all values of the previous group.
 """
 
 
@@ -142,8 +142,8 @@ _SEQUENCE: Final = "split_part(r.value, '|', 2)"
 _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"
 """A subscript, not a join: with a join, the planner may read the rows stream by stream, or repeatedly."""
 
-# Other publishers may set the same headers to any value: such a value must not count as a missing number. Checking
-# length and digits costs a tenth of a regular expression.
+# Other publishers may set the same headers to any value, and such a value must not count as a missing number. Checking
+# the length and the digits takes a tenth of the time of a regular expression.
 UNFINISHED: Final = sql(
     f"""
     SELECT split_part(r.value, '|', 1) AS group_id
@@ -164,23 +164,23 @@ UNFINISHED: Final = sql(
     LIMIT :limit::bigint
     """
 )
-"""Ids of the incomplete or unsound groups in the streams `stream_ids`: at most `limit`, oldest first.
+"""Selects the ids of the incomplete or unsound groups in the streams `stream_ids`: at most `limit`, oldest first.
 
-A group is complete and sound if its only last number is its highest, as many numbers are present, and the streams have
+A group is complete and sound if its only last number is its highest, as many numbers are present, and retention has
 dropped none of its messages (`floors` are the streams' first retained offsets). Groups without retained messages are
-left out, and groups whose first message has a time of `before` or later. The query reads every row of the key. An id
-may be invalid, since other publishers may set the same headers.
+left out, and so are groups whose first message has a time of `before` or later. The query reads every row of the key.
+An id may be invalid, since other publishers may set the same headers.
 """
 
 
-def _suspects(view: View, before: int) -> list[str]:
-    """Return ids of the groups that are not complete in the table, and of groups with unrecorded messages."""
+def _candidates(view: View, before: int) -> list[str]:
+    """Return the ids of groups that are incomplete or unsound in the table, and of groups with unrecorded messages."""
     floors = [view.floors[stream] for stream in view.numbers]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.numbers.values()), "floors": floors}
     rows = view.servers.rows(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
-            f"more than {ANSWER_MESSAGES_MAX:,} groups are incomplete: name one stream, or ask for older groups"
+            f"more than {ANSWER_MESSAGES_MAX:,} groups are incomplete: name one stream, or raise older_than="
         )
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
 
@@ -194,7 +194,7 @@ def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupRepor
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
     members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))
-    position = settled(servers, found, is_named=is_named)
+    position = position_of(servers, found, is_named=is_named)
     return GroupReport(found.group_id, position, first, last, tuple(member.id for member in members))
 
 
@@ -207,18 +207,16 @@ class OneGroupMethods:
     def incomplete_groups(
         self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
     ) -> list[GroupReport]:
-        """Return the groups that are incomplete or contradict themselves, oldest first.
+        """Return reports of the groups that are incomplete or contradictory, oldest first.
 
-        The answer is definite, unless `complete=False`: messages not recorded yet are read from the streams. A group
-        that retention has begun to drop has the anomaly `expired`; once its rows are pruned, its first numbers are
-        missing.
+        The result is definite, unless `complete=False`. A group that retention has begun to drop has the anomaly
+        `expired`; after its rows were pruned, its first numbers are missing.
 
         Args:
             streams: As for `groups`.
-            older_than: The least age of a group's first message, by its time: a `timedelta` or seconds. Messages
-                without a time are treated as old.
-            complete: True (default) also reads retained messages that are not recorded yet: all of a stream, if the key
-                was defined later. False reads only what is recorded.
+            older_than: Minimum age of a group's first message: a `timedelta` or seconds. No time counts as old.
+            complete: True (default) also reads retained messages that are not recorded yet: the whole stream, if the
+                key was defined later. False reads only recorded messages.
 
         Raises:
             InvalidInput: there are more than 100,000 such groups.
@@ -227,17 +225,17 @@ class OneGroupMethods:
             seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
             names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
             before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
-            view = look(self._catalog, names, complete=complete)
-            ids = iter(_suspects(view, before))
+            view = present_view(self._catalog, names, complete=complete)
+            ids = iter(_candidates(view, before))
             reports: list[GroupReport] = []
             while part := list(islice(ids, _IDS_AT_ONCE)):
                 for group_id, rows in view.members_of(part).items():
                     found = assemble(group_id, rows, "physical", view.floors)
                     times = _times(found)
-                    # A group without retained messages is not reported, nor are mere duplicates. A group that retention
-                    # has begun to drop is reported, whether or not its rows have been pruned.
-                    is_whole = not found.rows or (found.is_complete and found.flaw is None)
-                    if not is_whole and (not times or min(times) < before):
+                    # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether
+                    # or not its rows have been pruned.
+                    is_sound = not found.rows or (found.is_complete and found.flaw is None)
+                    if not is_sound and (not times or min(times) < before):
                         reports.append(_report(self._catalog.servers, found, is_named=names is not None))
             return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
@@ -245,7 +243,7 @@ class OneGroupMethods:
     def group(
         self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
     ) -> Group:
-        """Return one group, complete or not: `group.position` has its progress and anomalies.
+        """Return one group, complete or not; `group.position` has its progress and anomalies.
 
         Args:
             group_id: 48 hexadecimal digits.
@@ -254,19 +252,19 @@ class OneGroupMethods:
             complete: True (default) also reads retained messages that are not recorded yet.
 
         Returns:
-            The group; it is empty if there are no messages.
+            The group; it is empty if the group has no messages.
 
         Raises:
             InvalidGroup: the id is invalid.
         """
         check_order(order)
         names = names_of("streams", streams)
-        asked = partial(_group, self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
-        return again_if_replaced(self._catalog, asked, leaves_out=names is None)
+        attempt = partial(_group, self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
+        return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
 
     @lookup
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """Return a group's messages with one number: one, or several if there are duplicates, oldest first.
+        """Return the messages of a group with one number: several if there are duplicates, oldest first.
 
         Args:
             group_id: 48 hexadecimal digits.
@@ -290,45 +288,45 @@ class OneGroupMethods:
 
     @lookup
     def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
-        """Return how far a group has come, for a publisher that continues it after a failure.
+        """Return a group's position, with which a publisher continues the group after a failure.
 
         Args:
             group_id: 48 hexadecimal digits.
-            streams: As for `groups`. To continue the group, name the streams its messages go to. None (default) means
-                the streams that the database knows: after a kill it may lack a new one, and `MessageGroup.resume`
-                refuses the position.
-            complete: True (default) also reads retained messages that are not recorded yet: continuing from an older
-                position makes duplicates.
+            streams: As for `groups`. To continue the group, name the streams to which its messages go. None (default)
+                searches the recorded streams: after a kill, a new stream may not be recorded yet, so
+                `MessageGroup.resume` refuses such a position.
+            complete: True (default) also reads retained messages that are not recorded yet. With False the position may
+                be too old to continue from: the publisher would send duplicates.
 
         Returns:
-            The position and the streams searched; for a group without messages, the position of a new group.
+            The position, with the streams searched; for a group without messages, the position of a new group.
 
         Raises:
             InvalidGroup: the id is invalid.
         """
         names = names_of("streams", streams)
         found, searched = assembled(self._catalog, checked_group_id(group_id), names, complete=complete)
-        return replace(settled(self._catalog.servers, found, is_named=names is not None), **searched)
+        return replace(position_of(self._catalog.servers, found, is_named=names is not None), **searched)
 
     @lookup
     def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        """Return a page of recorded groups, complete or not, for the web page and the command.
+        """Return a page of recorded groups, complete or not, for the web page; the newest groups first.
 
-        The index is read: a page costs the same for a thousand groups and for a billion. The newest come first, by
-        their ids, which begin with their creation time. `before` is `next` of the previous page. A `limit` of 0 returns
-        only the unrecorded ranges. If streams are named, a page may have fewer groups than `limit` and yet a next page.
+        It reads only the index: a page costs the same for a thousand groups and for a billion. The order is that of
+        ids, which begin with the creation time. `before` is `next` of the previous page. A `limit` of 0 returns only
+        the unrecorded ranges. A page may have fewer groups than `limit` although there is a next page.
         """
         names = names_of("streams", streams)
         most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
-        at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
-        view = look(self._catalog, names, complete=False)
+        bound: str | None = _AFTER_ALL_IDS if before is None else checked_name("before", before)
+        view = present_view(self._catalog, names, complete=False)
         if not most:
             return GroupPage((), before, view.gaps)
         reports: list[GroupReport] = []
-        # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may stay short.
+        # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may be short.
         for _ in range(_ROUNDS):
             wanted = most - len(reports)
-            rows = self._catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
+            rows = self._catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": bound, "most": wanted})
             ids = [group_id for (group_id,) in rows]
             members = view.members_of(ids)
             for group_id in ids:
@@ -336,7 +334,7 @@ class OneGroupMethods:
                 # Skip groups without retained messages.
                 if found.rows:
                     reports.append(_report(self._catalog.servers, found, is_named=names is not None))
-            at = ids[-1] if len(ids) == wanted else None
-            if at is None or len(reports) == most:
+            bound = ids[-1] if len(ids) == wanted else None
+            if bound is None or len(reports) == most:
                 break
-        return GroupPage(tuple(reports), at, view.gaps)
+        return GroupPage(tuple(reports), bound, view.gaps)

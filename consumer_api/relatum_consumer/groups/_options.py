@@ -1,4 +1,4 @@
-"""The options for reading and sharing groups, with their checks, and every limit with its unit and origin."""
+"""The options for reading and sharing groups, their checks, and their limits."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,15 +11,15 @@ from relatum_consumer.groups._assembly import GroupOrder, Row
 from relatum_consumer.lookups.arguments import time_us_of
 
 BATCH_MESSAGES: Final = 131_072
-"""Messages of the groups that are read in one pass. Groups that are mixed within this many messages are read as fast
-as groups stored one after the other. `read_many` holds 64 MiB of messages at most and reads the others again. The last
-group of a batch may exceed the limit."""
+"""Messages in a batch of groups, which is read in one pass; the last group may exceed it. Groups that are mixed within
+this many messages are read as fast as groups stored one after the other. `read_many` holds at most 64 MiB of messages,
+and reads the others again."""
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
 """What to do if several messages have the same number."""
 
 OnConflict: TypeAlias = Literal["raise", "skip", "dead_letter"]
-"""What to do with a group that has two lasts, a number past its last, or a message that retention has dropped."""
+"""What to do with a group that has two last messages, numbers past the last, or messages that retention has dropped."""
 
 GroupStart: TypeAlias = int | datetime | None
 """Where reading begins: an offset, a time, or the first message (None)."""
@@ -43,39 +43,39 @@ class GroupArguments(SharingArguments, total=False):
 
 
 LEASE_S: Final = 15.0
-"""Seconds until a claim that is not renewed expires, by default."""
+"""Default lease of a claim, in seconds: a claim that is not renewed for so long expires."""
 
 LEASE_S_MIN: Final = 1.0
-"""Seconds of the shortest lease: within it, the lease is renewed three times over the network."""
+"""Shortest lease in seconds: time for three renewals over the network."""
 
 PREFETCH: Final = 10
-"""Groups a member claims at once, by default: their messages are read together."""
+"""Default number of groups that a member claims together; their messages are read together."""
 
 PREFETCH_MAX: Final = 1_000
-"""Groups a member may claim at once: it holds all in memory, and after its death they wait for the lease to expire."""
+"""Highest `prefetch=`: a member holds all these groups in memory, and if it dies, they wait for the lease to expire."""
 
 DELIVERIES_MAX: Final = 1_000_000
-"""The highest limit of deliveries: a higher one is a mistake, and would overflow the column of the count."""
+"""Highest `deliveries_max=`: a higher limit is a mistake, and would overflow the counter's column."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConsumer:
-    """A consumer that shares groups among its members and keeps its position: `groups(…, consumer=…)`.
+    """A consumer that shares groups among its members, and stores its position: `groups(…, consumer=…)`.
 
-    All iterators with the same consumer name are its members, in any number of processes. One member at a time has a
-    group, until it acknowledges the group; the groups of a dead member pass to others when its leases have expired.
+    All iterators with the same consumer name are its members, in any number of processes. A group is claimed by one
+    member at a time, until that member acknowledges it. Others claim a dead member's groups after its leases expire.
 
     Attributes:
         name: The consumer's name, up to 255 bytes; unique in a virtual host.
-        member: This member's name. Default: None, which makes a new name. A process restarted under its previous
-            name gets its groups back at once, without waiting for the leases. No two members may run under one name.
+        member: This member's name, unique among running members. None (default): a new name. A process restarted under
+            its previous name claims its groups again immediately, without waiting for the leases to expire.
         lease_s: Seconds after which other members may claim the groups of a dead member; from 1. Default: 15. The
             lease is renewed in the background, so handling a group may take longer.
-        prefetch: Groups claimed and read at once, from 1 to 1,000. Default: 10.
+        prefetch: Number of groups claimed and read together, from 1 to 1,000. Default: 10.
         dead_letter_stream: The stream for dead letters, which must exist. Default: None.
         deliveries_max: How often a group that is never acknowledged is delivered, by all members together; from 1 to
-            1,000,000. After that it is dead: its messages go to the dead-letter stream, if there is one, and the logger
-            `relatum.groups` warns in any case. Default: None, which means no limit.
+            1,000,000. After that the group is dead: its messages go to the dead-letter stream, if there is one, and
+            the logger `relatum.groups` logs a warning. None (default): no limit.
 
     Raises:
         InvalidInput: an option is invalid.
@@ -103,7 +103,7 @@ class GroupConsumer:
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of `Relations.groups`, which documents them. `names` are the streams."""
+    """The options of `Relations.groups`, which documents them. `names`: The streams and super streams."""
 
     names: tuple[str, ...] | None
     consumer: GroupConsumer | None = None
@@ -121,7 +121,7 @@ class GroupOptions:
         checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.consumer is not None and not self.complete:
             raise InvalidInput("complete= cannot be used with consumer=: a consumer reads only recorded messages")
-        # Without a stored position, each run would publish the same dead letters again.
+        # Without a stored position, each iteration would publish the same dead letters again.
         if self.on_conflict == "dead_letter" and (self.consumer is None or self.consumer.dead_letter_stream is None):
             raise InvalidInput('on_conflict="dead_letter" needs consumer=GroupConsumer(…, dead_letter_stream=…)')
         if self.idle_timeout_s is not None:
@@ -131,7 +131,7 @@ class GroupOptions:
         if type(self.start) is not int or not 0 <= self.start <= INTEGER_MAX:
             raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
         if self.names is None or len(self.names) != 1:
-            raise InvalidInput("start= takes an offset only if you name one stream; use a datetime for several")
+            raise InvalidInput("start= takes an offset only if you name one stream: use a datetime for several streams")
 
 
 def check_order(order: Any) -> None:
@@ -139,18 +139,18 @@ def check_order(order: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """Where reading begins. Groups with an earlier place are left out."""
+class StartPosition:
+    """Where reading begins; groups with an earlier place are left out."""
 
     offset: int = 0
     since_us: int | None = None
 
     @classmethod
-    def of(cls, start: GroupStart) -> "Beginning":
+    def of(cls, start: GroupStart) -> "StartPosition":
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
     def admits(self, head: Row | None) -> bool:
-        """Return whether a group with this head is to be read."""
+        """Whether a group with this head is read."""
         if head is None:
             return False
         *_, offset, time_us = head

@@ -1,4 +1,4 @@
-"""The delivered groups, and the reading of their messages: many groups in one pass, each message checked."""
+"""Groups as they are delivered, and reports of groups; reads many groups in one pass, and checks each message."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -25,14 +25,14 @@ from relatum_consumer.lookups.servers import Servers
 class Group(Sequence[Message]):
     """A group's messages, one for each number, in the requested order. Immutable.
 
-    A sequence of messages: `len(group)`, `group[0]`, `for message in group`. `group.at(1)` finds a message by number.
+    A sequence of messages: `len(group)`, `group[0]`, `for message in group`; `group.at(1)` returns a message by number.
 
     Attributes:
         group_id: The group's id, 48 hexadecimal digits.
         messages: The messages, each read and checked.
         position: The group's progress, missing numbers and anomalies.
-        duplicates: Further messages with numbers of `messages`, in the order of arrival.
-        expired: The places of messages that retention has dropped.
+        duplicates: Further messages with the same numbers as `messages`, in the order of arrival.
+        expired: The ids of messages that retention has dropped.
     """
 
     group_id: str
@@ -48,12 +48,12 @@ class Group(Sequence[Message]):
 
     def at(self, sequence: int) -> Message | None:
         """Return the message with a sequence number; None if there is none."""
-        # In a complete group in logical order, it is at this index.
+        # Try first the message's index in a complete group in logical order.
         likely = self.messages[sequence - 1 : sequence] if sequence > 0 else ()
         return next((message for message in (*likely, *self.messages) if sequence_of(message) == sequence), None)
 
     def status_of(self, message: Message) -> GroupStatus:
-        """Return whether a message is in no group, in a group, or the last message of a group."""
+        """Return whether a message has no group, is in a group, or is a group's last message."""
         return group_status(message)
 
     def __len__(self) -> int:
@@ -80,14 +80,14 @@ def sequence_of(message: Message) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group, without its messages.
+    """A report of a group, without its messages.
 
     Attributes:
         group_id: The group's id.
         position: The group's progress, missing numbers and anomalies.
-        first_seen: The time of its earliest message; None if no message has a time.
-        last_seen: The time of its latest message; None if no message has a time.
-        places: The places of its messages, ordered by time.
+        first_seen: The time of the earliest message; None if no message has a time.
+        last_seen: The time of the latest message; None if no message has a time.
+        places: The ids of the retained messages, ordered by time.
     """
 
     group_id: str
@@ -98,7 +98,7 @@ class GroupReport:
 
 
 IncompleteGroupReport = GroupReport
-"""A group that is incomplete or has anomalies."""
+"""The report of a group that is incomplete or has anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ class GroupPage:
     """A page of recorded groups, the newest first.
 
     Attributes:
-        groups: The groups, complete or not, ordered by id. Ids begin with their creation time.
+        groups: The groups, complete or not, in descending order of their ids, which begin with the creation time.
         next: The argument `before` for the next page; None if this is the last page.
-        unrecorded: The ranges that streams retain and that are not recorded for the key of groups. A group with
-            messages in them is reported as incomplete; one with all its messages in them is missing.
+        unrecorded: Retained ranges that are not recorded for the key of groups. A group with some messages in these
+            ranges is reported as incomplete; a group with all its messages in them is not reported.
     """
 
     groups: tuple[GroupReport, ...]
@@ -120,25 +120,26 @@ class GroupPage:
 # --- reading ------------------------------------------------------------------------------------------------
 
 READ_RETRIES: Final = 1
-"""Retries on a new connection: the broker may close one while the caller handles the groups."""
+"""Retries on a new connection: the broker may close the connection while the caller handles the groups."""
 
 _HEADERS: Final = {b"group_id": 0, b"group_sequence": 1, b"group_last": 2, b"relatum_time": 3}
 _NOTHING: Final[list[Any]] = [None] * len(_HEADERS)
 
-_WRONG: Final = {
+_ANOMALIES: Final = {
     Anomaly.DUPLICATE: "several messages have the same number",
     Anomaly.TWO_LASTS: "several numbers are marked as the last",
     Anomaly.PAST_LAST: "there are numbers past the last",
-    Anomaly.EXPIRED: "retention has dropped a message of it",
+    Anomaly.EXPIRED: "retention has dropped some of its messages",
 }
 
 
 def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
-    return GroupConflict(f"the group {group_id} is not sound: {_WRONG[anomaly]}", group_id=group_id, anomaly=anomaly)
+    text = f"the group {group_id} cannot be delivered: {_ANOMALIES[anomaly]}"
+    return GroupConflict(text, group_id=group_id, anomaly=anomaly)
 
 
 def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Iterator[Group]:
-    """Yield the complete, sound groups. Raises the conflict of an unsound group, or skips it, as the options say."""
+    """Yield the complete, sound groups. An unsound group raises its conflict or is skipped, according to `options`."""
     with closing(read_groups(servers, groups, options, is_named=options.names is not None)) as read:
         for found in read:
             if isinstance(found, Group):
@@ -150,9 +151,9 @@ def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions
 def read_groups(
     servers: Servers, groups: Sequence[Assembled], options: GroupOptions, *, is_named: bool
 ) -> Generator[Group | GroupConflict | None, None, None]:
-    """Yield for each group, in order, the group, the conflict that bars its delivery, or None if it is incomplete.
+    """Yield for each group, in order: the group, the conflict that prevents its delivery, or None if it is incomplete.
 
-    All groups are read in one pass. `is_named`: A deleted stream is an error.
+    All groups are read in one pass. `is_named`: A deleted stream raises an error.
     """
     sound = [group for group in groups if group.is_complete and group.flaw is None]
     with closing(read_on(servers, [row for group in sound for row in group.retained])) as reading:
@@ -172,18 +173,18 @@ def read_groups(
 
 
 def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
-    """Yield for each row, in one batched read, the message or the error that says why there is none.
+    """Yield for each row, from one batched read, the message or the error that says why there is none.
 
-    If the connection is lost, the read continues on a new one.
+    If the connection is lost, the read continues on a new connection.
     """
-    at = failures = 0
-    while at < len(rows):
-        ids = (row[3:5] for row in islice(rows, at, None))
+    index = failures = 0
+    while index < len(rows):
+        ids = (row[3:5] for row in islice(rows, index, None))
         with closing(servers.read_many(ids, window=BATCH_MESSAGES)) as found:
             try:
                 for each in found:
                     yield each
-                    at, failures = at + 1, 0
+                    index, failures = index + 1, 0
             except Transient:
                 failures += 1
                 if failures > READ_RETRIES:
@@ -193,9 +194,9 @@ def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | Relatu
 def read_group(
     reading: Iterator[Message | RelatumError], group: Assembled, order: GroupOrder, *, is_named: bool
 ) -> tuple[Assembled, list[Message]]:
-    """Read the next group; return it and the messages of its `retained` rows, each checked.
+    """Take the messages of the group's `retained` rows from `reading`, and check each; return group and messages.
 
-    The group is reassembled if retention has dropped a message since the stream's first offset was queried.
+    If retention has dropped a message since the stream's first offset was queried, the group is assembled anew.
     """
     messages: list[Message] = []
     floors: dict[str, int] = {}
@@ -210,16 +211,15 @@ def read_group(
         return group, messages
     for _, _, _, stream, offset, _ in group.expired:
         floors[stream] = max(floors.get(stream, 0), offset + 1)
-    again = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
+    group = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
     read = {message.id: message for message in messages}
-    return again, [read[MessageId(*row[3:5])] for row in again.retained]
+    return group, [read[MessageId(*row[3:5])] for row in group.retained]
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
-    """Make a `Group` of an assembled group and the messages of its `retained` rows.
+    """Return a `Group` from an assembled group and the messages of its `retained` rows.
 
-    A message that an exchange routed to several streams is not a duplicate: its copies have the same `message_id`, in
-    different streams.
+    Copies that an exchange routed to several streams, which have the same `message_id`, are not duplicates.
     """
     count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position
@@ -248,13 +248,13 @@ def _is_copy(message: Message, other: Message) -> bool:
 
 
 def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """Return the first offset that a stream retains; for an empty stream, an offset after all offsets it ever had."""
+    """Return the first offset that a stream retains; for an empty stream, `INTEGER_MAX`."""
     if bounds.first is not None:
         return bounds.first
     if bounds.is_sure:
         return INTEGER_MAX
     raise StreamUnavailable(
-        f"it is unknown whether the stream {stream!r} is empty: its leader is unreachable from here",
+        f"it is unknown whether the stream {stream!r} is empty: its leader is unreachable; retry later",
         stream=stream,
     )
 
@@ -263,7 +263,7 @@ def check(row: Row, message: Message) -> None:
     """Check that a message matches its row.
 
     Raises:
-        StreamReplaced: it is a different message.
+        StreamReplaced: the message does not match, so the stream is not the recorded one.
     """
     if _matches(row, message):
         return
@@ -275,7 +275,7 @@ def check(row: Row, message: Message) -> None:
 
 
 def _matches(row: Row, message: Message) -> bool:
-    """Whether four headers alone prove that a message matches its row. They mostly do, which saves decoding."""
+    """Whether four headers alone prove that a message matches its row; usually they do, which saves decoding it."""
     raw, found = message.raw, _NOTHING.copy()
     if raw is None:
         return False
@@ -287,10 +287,10 @@ def _matches(row: Row, message: Message) -> bool:
     except UndecodableMessage:
         return False
     group_id, sequence, last, time_us = found
-    # Also the types: 1.0 and True equal 1, and are other values of the key.
+    # Compare the types, too: 1.0 and True equal 1, but are different values of the key.
     if group_id != row[0] or sequence != row[1] or type(sequence) is not int or last is not row[2]:
         return False
     if time_us is None and properties < 0:
-        # Without properties, it is the time of the chunk.
+        # Without properties, the message's time is that of its chunk.
         time_us = 1_000 * (message.chunk_ms or 0)
     return row[5] is None or (type(time_us) is int and time_us == row[5])

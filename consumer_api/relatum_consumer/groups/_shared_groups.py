@@ -1,4 +1,4 @@
-"""One member of a consumer that shares groups: which group it delivers next, acknowledges or gives up."""
+"""One member of a group consumer: it delivers, acknowledges and gives up groups."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from relatum_consumer.groups._consumer import (
     check_dead_letters,
     find_consumer,
 )
-from relatum_consumer.groups._finding import Idle, Scanner
+from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
@@ -38,19 +38,19 @@ from relatum_consumer.lookups.waiting import Pause
 logger = logging.getLogger("relatum.groups")
 
 POLL_S_MAX: Final = 0.25
-"""The longest pause between two queries for groups, in seconds. There may be many members, and each queries."""
+"""Longest pause between two queries for groups, in seconds: each of many members queries."""
 
 SCANS_S: Final = 0.05
-"""Seconds between two scans of the streams, while there are groups to deliver."""
+"""Minimum seconds between two scans of the streams, while there are groups to deliver."""
 
 MESSAGES_AT_ONCE: Final = 10_000
-"""Messages after which a member reads no further group ahead: it holds them in memory."""
+"""Messages held in memory after which a member reads no further groups ahead."""
 
 DEAD_LETTERS_S: Final = 1.0
-"""The least number of seconds until refused dead letters are published again."""
+"""Minimum seconds before dead letters are published again after a failure."""
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
-"""The reason for giving up a group that was delivered as often as its consumer allows."""
+"""The reason for giving up a group that was delivered `deliveries_max` times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -58,7 +58,7 @@ class SharedGroup(Group):
     """A group claimed by this member until it is acknowledged, or the member dies.
 
     Attributes:
-        deliveries: How often the group has been claimed. From 2 on, it may have been handled before.
+        deliveries: How often the group has been claimed, including now. From 2 on, it may have been handled before.
     """
 
     deliveries: int
@@ -66,14 +66,13 @@ class SharedGroup(Group):
     _shared: "SharedGroups"
 
     def acknowledge(self) -> None:
-        """Mark the group as done: it is never delivered again. Any thread may call this. Idempotent.
+        """Mark the group as done, so that it is never delivered again. Any thread may call this. Idempotent.
 
-        While PostgreSQL does not answer, the call retries for as long as the lease holds.
+        While PostgreSQL does not answer, the call retries, for `lease_s` at most.
 
         Raises:
-            ClaimLost: another member has claimed the group, or it was released when the iteration was closed. The group
-                will be handled again.
-            DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
+            ClaimLost: another member claimed the group, or `close` released it. The group will be delivered again.
+            DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
         """
         claims = self._shared._claims
         until = time.monotonic() + claims.lease_s
@@ -87,17 +86,16 @@ def _fields_of(group: Group) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """A group that is given up. Its messages become dead letters, if the consumer has a dead-letter stream."""
+    """A group to give up. Its messages become dead letters, if the consumer has a dead-letter stream."""
 
     reason: str
-    burial: DeadLetterPublisher | None = None
+    publisher: DeadLetterPublisher | None = None
 
 
 class SharedGroups(Closing, Iterator[SharedGroup]):
-    """The groups of one member of a consumer. Iterate in one thread. A context manager.
+    """The groups of one member of a group consumer. Iterate in one thread. A context manager.
 
-    The leases of unacknowledged groups are renewed in the background while this is open, even after the iteration has
-    ended.
+    Until `close`, the leases of unacknowledged groups are renewed in the background, even after the iteration's end.
     """
 
     def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
@@ -105,21 +103,21 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._catalog = catalog
         self._options = options
         self._consumer = consumer = options.consumer
-        self._who = f"the group consumer {consumer.name!r}"
+        self._label = f"the group consumer {consumer.name!r}"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
         self._letters = None if stream is None else DeadLetters(address, stream)
         self._claims = Claims(catalog.servers, consumer.member or new_holder(), float(consumer.lease_s))
         self._scanner: Scanner | None = None
-        self._waiting: deque[Claim] = deque()
-        """Claimed groups that are not read yet."""
+        self._unread: deque[Claim] = deque()
+        """Claims of groups that are not read yet."""
         self._outcomes: deque[tuple[Claim, Group | GroupConflict | _GivenUp]] = deque()
-        """Groups and conflicts that were read, to be delivered, raised or given up at their turn."""
-        self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
+        """The results of reading groups, in order: groups to deliver, conflicts to raise, groups to give up."""
+        self._idle = IdleBackoff(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
         self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
         self._keeper: Keeper | None = None
-        self._taking = threading.Lock()
+        self._take_lock = threading.Lock()
         of_one_process(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
@@ -139,12 +137,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _take(self) -> SharedGroup | Pause | None:
-        """Return the next group, None at the end, or a pause if no group is ready."""
-        # The thread of a cancelled task may still run for a moment.
-        with self._taking:
-            return None if self._claims.is_closed else self._taken()
+        """Return the next group, a pause if no group is ready, or None at the end."""
+        # The lock is for asyncio: the thread of a cancelled task may still run.
+        with self._take_lock:
+            return None if self._claims.is_closed else self._next_or_pause()
 
-    def _taken(self) -> SharedGroup | Pause | None:
+    def _next_or_pause(self) -> SharedGroup | Pause | None:
         if self._keeper is None:
             every_s = renewal_s(self._consumer.lease_s)
             self._keeper = Keeper(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
@@ -152,15 +150,15 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         try:
             found = self._next()
         except (Transient, StreamReplaced) as error:
-            # With follow=True, the member waits until the servers are back and a recorder has repaired the stream.
+            # With follow=True, the member waits until the servers are available, or a recorder has repaired the record.
             if not self._options.follow or has_passed():
                 raise
-            self._outages.failed(self._who, error)
+            self._outages.failed(self._label, error)
             found = None
         else:
-            self._outages.over(self._who)
+            self._outages.over(self._label)
         if found is None and not is_end:
-            return self._idle.rest()
+            return self._idle.pause()
         if found is None and not self._claims.held:
             self.close()
         if isinstance(found, SharedGroup):
@@ -169,56 +167,56 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _put_back(self, found: SharedGroup | Pause | None) -> None:
-        """Put a group back at the front: the caller was cancelled before it got the group."""
+        """Put a group back at the front, because the caller was cancelled before it received the group."""
         if isinstance(found, SharedGroup):
-            with self._taking:
+            with self._take_lock:
                 self._counts["given"] -= 1
                 self._counts["redelivered"] -= found.deliveries > 1
                 self._outcomes.appendleft((found._claim, found))
 
     def statistics(self) -> SharedGroupsStatistics:
-        """Return this member's counters and how many groups it holds. No I/O."""
+        """Return this member's counters, and the number of groups it holds, without any I/O."""
         claims = self._claims
         return SharedGroupsStatistics(**self._counts, acknowledged=claims.acknowledged, held=len(claims.held))
 
     def _renew(self) -> None:
-        who = f"renewing the leases of {self._who}"
+        label = f"renewing the leases of {self._label}"
         try:
             self._claims.renew()
         except Transient:
             pass  # Two more renewals are due before the leases expire and the groups are lost.
         except Exception as error:  # noqa: BLE001 - it is retried; at worst, the leases expire
-            self._outages.failed(who, error)
+            self._outages.failed(label, error)
         else:
-            self._outages.over(who)
+            self._outages.over(label)
 
     def close(self) -> None:
-        """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
+        """End the iteration, and release unacknowledged groups: other members can claim them immediately."""
         if self._claims.is_closed:
             return
         self._claims.is_closed = True
         if self._keeper is not None:
             self._keeper.end()
         try:
-            self._claims.give_back()
+            self._claims.release_all()
         except RelatumError as error:
-            text = "groups of %s could not be released, and become free when their leases expire: %s"
-            logger.info(text, self._who, ended(error))
+            text = "groups of %s could not be released, so other members can claim them after their leases expire: %s"
+            logger.info(text, self._label, ended(error))
         metrics.retire(self)
 
     def _next(self) -> SharedGroup | Pause | None:
-        """Return the next group or pause; None if there is nothing now."""
+        """Return the next group, or a pause after one was given up; None if no group is ready."""
         while True:
             while self._outcomes:
-                # Remove it only after the calls of the database: if one fails, it is the next again.
+                # The outcome is removed after the calls to the database: if one fails, the outcome is next again.
                 claim, outcome = self._outcomes[0]
                 is_mine = self._claims.is_mine(claim)
                 if is_mine and isinstance(outcome, GroupConflict):
-                    # Claimed groups that are not delivered are released.
-                    for each in [*(claim for claim, _ in self._outcomes), *self._waiting]:
+                    # Release all claimed groups that were not delivered.
+                    for each in [*(claim for claim, _ in self._outcomes), *self._unread]:
                         self._claims.end(each, "ready")
                     self._outcomes.clear()
-                    self._waiting.clear()
+                    self._unread.clear()
                     raise outcome
                 if is_mine and isinstance(outcome, Group) and self._consumer.deliveries_max is not None:
                     is_mine = self._claims.count_given(claim)
@@ -227,16 +225,16 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
                     return self._give_up(claim, outcome)
                 if is_mine and isinstance(outcome, Group):
                     return SharedGroup(**_fields_of(outcome), deliveries=claim.number, _claim=claim, _shared=self)
-            if not self._waiting:
+            if not self._unread:
                 self._claim()
-                if not self._waiting:
+                if not self._unread:
                     return None
             self._read()
 
     def _claim(self) -> None:
         """Claim ready groups. If there are none, scan the streams and try again."""
         if self._scanner is None:
-            # Check the dead-letter stream before the consumer is made.
+            # Check the dead-letter stream before the consumer is created.
             check_dead_letters(self._catalog.servers, self._consumer.dead_letter_stream)
             consumer = find_consumer(self._catalog, self._consumer.name, self._options)
             self._claims.consumer_id = consumer.consumer_id
@@ -248,51 +246,51 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         if is_fresh and not claims:
             self._scanner.run()
             claims = self._claims.take(self._consumer.prefetch)
-        self._waiting.extend(claims)
+        self._unread.extend(claims)
 
     def _read(self) -> None:
-        """Read claimed groups in one pass, as many as memory may hold."""
-        assert self._scanner is not None, "nothing is claimed before that is known"
-        self._waiting = deque(claim for claim in self._waiting if self._claims.has(claim))
-        groups = {group.group_id: group for group in self._scanner.groups(each.group_id for each in self._waiting)}
+        """Read claimed groups in one pass, until `MESSAGES_AT_ONCE`."""
+        assert self._scanner is not None, "it is set before the first claim"
+        self._unread = deque(claim for claim in self._unread if self._claims.has(claim))
+        groups = {group.group_id: group for group in self._scanner.groups(each.group_id for each in self._unread)}
         part: list[Assembled] = []
         messages = 0
-        for claim in self._waiting:
+        for claim in self._unread:
             if messages < MESSAGES_AT_ONCE:
                 part.append(groups[claim.group_id])
                 messages += len(groups[claim.group_id].retained)
-        # If this raises, the broker or the database is unavailable: this group and the next ones are read again.
-        most = self._consumer.deliveries_max
+        # If a server is unavailable, this raises, and the groups that are still in `_unread` are read again later.
+        deliveries_max = self._consumer.deliveries_max
         found = read_groups(self._catalog.servers, part, self._options, is_named=False)
         for group, read in zip(part, found, strict=True):
-            claim = self._waiting[0]
+            claim = self._unread[0]
             if read is None:
-                self._not_whole(claim, group)
-            elif most is not None and claim.given >= most:
+                self._end_incomplete(claim, group)
+            elif deliveries_max is not None and claim.given >= deliveries_max:
                 self._outcomes.append((claim, self._given_up(NEVER_ACKNOWLEDGED, group)))
             elif isinstance(read, GroupConflict):
-                self._conflict(claim, group, read)
+                self._end_unsound(claim, group, read)
             else:
                 self._outcomes.append((claim, read))
-            self._waiting.popleft()
+            self._unread.popleft()
 
-    def _not_whole(self, claim: Claim, group: Assembled) -> None:
-        """Handle a group that is no longer complete: retention dropped a part, or its stream was cut or replaced."""
-        assert self._scanner is not None, "it was claimed"
+    def _end_incomplete(self, claim: Claim, group: Assembled) -> None:
+        """Handle a group that is no longer complete: retention dropped a part, or a stream lost its tail or is gone."""
+        assert self._scanner is not None, "it is set before the first claim"
         stream = self._scanner.stream_of(claim.stream_id)
         if stream is None:
-            # Its stream was deleted. In a new stream, the same id is another group.
+            # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
         bounds = ends_of(self._catalog.servers, stream, is_named=False)
         if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
-            self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
+            self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, "open")
-            # It may have been recorded again: the member that scanned it did not change a claimed group.
-            self._scanner.write_down_again(claim.group_id)
+            # The group may be complete again: a scan by another member does not change the state of a claimed group.
+            self._scanner.store_state(claim.group_id)
 
-    def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
+    def _end_unsound(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
         if self._options.on_conflict == "skip":
             self._claims.end(claim, "dead")
             return
@@ -300,7 +298,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
-        """Return a group to give up, with its retained messages as dead letters, in the group's order."""
+        """Return the group to give up; its retained messages become dead letters, in the group's order."""
         ids = [member.id for member in named(group.retained)]
         if self._letters is None or not ids:
             return _GivenUp(reason)
@@ -312,33 +310,33 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
         """Publish a group's messages as dead letters, if there is a stream for them. Returns a pause.
 
-        If that fails, the group is released; with `follow`, the member retries it once the servers are back.
+        If that fails, the group is released. With `follow`, the member retries after a transient error instead.
         """
-        who = f"publishing dead letters of the group {claim.group_id}, of {self._who},"
+        label = f"publishing dead letters of the group {claim.group_id}, of {self._label},"
         try:
-            if given_up.burial is not None and self._letters is not None:
-                # Dead letters are rare: do not keep the connection.
+            if given_up.publisher is not None and self._letters is not None:
+                # Dead letters are rare: close the connection after each group.
                 with self._letters:
-                    given_up.burial.run()
+                    given_up.publisher.run()
             was_mine = self._claims.end(claim, "dead")
         except Exception as error:
             if self._options.follow and may_repeat(error):
-                self._outages.failed(who, error)
+                self._outages.failed(label, error)
                 self._outcomes.appendleft((claim, given_up))
                 return Pause(DEAD_LETTERS_S + self._pauses.after(error))
             with suppress(RelatumError):
                 self._claims.end(claim, "ready")
-            # If it could not be released, it becomes free when its lease expires.
+            # If the release failed, other members can claim the group after its lease expires.
             self._claims.forget(claim)
             raise
         self._pauses = Pauses()
-        self._outages.over(who)
+        self._outages.over(label)
         self._counts["given_up"] += 1
         if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
             stream = self._consumer.dead_letter_stream
-            where = "remains only in its streams" if stream is None else f"is in the stream {stream!r}"
-            text = "the group %s was delivered %d times by the consumer %r and never acknowledged: now dead, it %s"
-            logger.warning(text, claim.group_id, claim.given, self._consumer.name, where)
+            where = "remain only in their streams" if stream is None else f"are in the stream {stream!r}"
+            text = "the group %s is dead: consumer %r received it %d times and never acknowledged it; its messages %s"
+            logger.warning(text, claim.group_id, self._consumer.name, claim.given, where)
         self._idle.begin()
         return Pause(0.0)
 
@@ -352,7 +350,7 @@ class AsyncSharedGroup(Group):
     _call: Callable[..., Awaitable[Any]]
 
     async def acknowledge(self) -> None:
-        """Mark the group as done, as `SharedGroup.acknowledge` does. Any task may call this. Idempotent."""
+        """Mark the group as done; see `SharedGroup.acknowledge`. Any task may call this. Idempotent."""
         claims, claim = self._group._shared._claims, self._group._claim
         until = time.monotonic() + claims.lease_s
         while not await self._call(claims.acknowledge, claim, until):  # noqa: ASYNC110
@@ -360,7 +358,7 @@ class AsyncSharedGroup(Group):
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
-    """Like `SharedGroups`: the groups of a consumer's member. Iterate in one task; cancelling it loses no group."""
+    """Like `SharedGroups`: the groups of one member. Iterate in one task; cancelling it loses no group."""
 
     def __init__(
         self,
@@ -374,7 +372,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         of_one_process(self, "a group consumer")
 
     async def __anext__(self) -> AsyncSharedGroup:
-        """Return the next group, as `SharedGroups.__next__` does."""
+        """Return the next group; see `SharedGroups.__next__`."""
         shared = self._shared
         shared._idle.begin()
         found: SharedGroup | Pause | None
@@ -385,11 +383,11 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         return AsyncSharedGroup(**_fields_of(found), deliveries=found.deliveries, _group=found, _call=self._call)
 
     def statistics(self) -> SharedGroupsStatistics:
-        """Return this member's counters and how many groups it holds. No I/O."""
+        """Return this member's counters, and the number of groups it holds, without any I/O."""
         return self._shared.statistics()
 
     async def aclose(self) -> None:
-        """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
+        """End the iteration, and release unacknowledged groups: other members can claim them immediately."""
         await self._end(self._shared.close)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The core of lookups: statements on tables and reads of streams, the proof of an answer, and the answer itself.
+"""The core of lookups: SQL statements, reads of streams, the proof of an answer, and the answer itself.
 
-`relatum_consumer.Relations`, `AsyncRelations` and lookups of groups call it.
+`relatum_consumer.Relations`, `AsyncRelations` and the group lookups call it.
 """

@@ -1,4 +1,4 @@
-"""The result of a lookup: the messages found, and how certain it is that there are no more."""
+"""The result of a lookup: the messages found, and whether there can be more."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,34 +16,32 @@ class Status(StrEnum):
     FOUND = "found"
     """At least one message was found; each was read and checked."""
     ABSENT = "absent"
-    """No message matches: every message that the answer's streams retain was recorded, or read just now. An answer over
-    no stream is never `ABSENT`. If `missing_keys` is not empty, nothing was searched: the message has none of the
-    keys."""
+    """No message matches: every message that the answer's streams retain was recorded, or was read by this lookup. If
+    `missing_keys` is not empty, nothing was searched, because the message has none of the keys."""
     NOT_RECORDED_YET = "not_recorded_yet"
-    """No message was found, but a part of the streams is not recorded and may hold one. Ask with `complete=True`."""
+    """No message was found, but a part of the streams is not recorded and may hold one. Repeat with `complete=True`."""
     EXPIRED = "expired"
-    """At least one message matched, and retention has dropped it."""
+    """None was found: a matching message was recorded, and retention has dropped it."""
     DELETED = "deleted"
-    """At least one message matched, and its stream was deleted. `EXPIRED` takes precedence."""
+    """None was found: a matching message was recorded, and its stream was deleted. `EXPIRED` takes precedence."""
     UNPROVEN = "unproven"
     """The messages found exist, but it cannot be proven now that there are no more: a stream's leader is unreachable,
-    messages could not be unpacked, indexed messages could not be read, or a stream is unusable
-    (`unreadable_streams`). Mostly there is no message; there may be some with `complete=True`, or if `unread` is not
-    empty."""
+    messages could not be unpacked, indexed messages could not be read, or a stream is unusable (`unreadable_streams`).
+    Usually no message was found, except with `complete=True`, or if `unread` is not empty."""
 
     @property
     def words(self) -> str:
-        """The meaning, for people to read."""
+        """The meaning, for display."""
         return _WORDS[self]
 
 
 _WORDS: Final = {
     Status.FOUND: "found",
-    Status.ABSENT: "absent: all that these streams retain is recorded, or was read, and there is none",
-    Status.EXPIRED: "expired: there was one, and retention has dropped it",
-    Status.DELETED: "deleted: there was one, and its stream was deleted",
+    Status.ABSENT: "absent: every message that these streams retain was recorded or read, and none matches",
+    Status.EXPIRED: "expired: a message matched, and retention has dropped it",
+    Status.DELETED: "deleted: a message matched, and its stream was deleted",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
-    Status.UNPROVEN: "unproven: none was found, but it cannot be proven now that there is none (a leader is "
+    Status.UNPROVEN: "unproven: no message was found, but it cannot be proven now that there is none (a leader is "
     "unreachable, or batches cannot be unpacked)",
 }
 
@@ -54,8 +52,7 @@ class Hit:
 
     Attributes:
         message: The message, read and checked.
-        keys: The names of the searched keys whose values it shares, in the order given; empty for a lookup by time
-            alone.
+        keys: The names of the searched keys whose values it shares, in the order searched; empty without a key.
     """
 
     message: Message
@@ -68,28 +65,28 @@ class Hit:
 
 
 class UnreadableStream(NamedTuple):
-    """A stream that an answer does not cover: its name, and why it cannot be used."""
+    """A stream that an answer does not cover: its name, and the reason."""
 
     stream: str
     reason: str
 
 
 class MissingKey(NamedTuple):
-    """A searched key that the given message cannot share: its name, and why."""
+    """A searched key of which the given message has no value: its name, and the reason."""
 
     key: str
     reason: str
 
 
 class NewKey(NamedTuple):
-    """A key newer than the recorded messages: its name, and the streams whose older messages lack it."""
+    """A key that is newer than some recorded messages: its name, and the streams of these messages."""
 
     key: str
     streams: tuple[str, ...]
 
 
 NAMED_MAX: Final = 5
-"""The most keys or streams that an explanation names; the others are counted."""
+"""Maximum number of keys or streams that an explanation names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +95,18 @@ class Covered:
 
     Attributes:
         streams: The names of the streams covered, in order; a super stream's partitions, not the super stream. An
-            answer says nothing about other streams. A found answer lists the recorded streams, at most a second old.
-        expired: Ids of messages that were recorded as matches and that retention has dropped since, as far as the
-            lookup came across them.
-        deleted: Ids of messages that were recorded as matches and whose streams were deleted since.
+            answer says nothing about other streams. With `FOUND`, this list of recorded streams may be a second old.
+        expired: Ids of recorded matches that retention has dropped since, as far as the lookup noticed.
+        deleted: Ids of recorded matches whose streams were deleted since.
         unread: Ids of indexed messages that could not be read and are not proven to be gone.
-        unreadable_streams: If you named no stream, the recorded streams that you may not read, that belong to another
-            broker, or that are not the recorded ones. The answer does not cover them; the status is unproven if one of
-            them could change it.
-        unrecorded_streams: With `NOT_RECORDED_YET`, the partly recorded streams that no recorder records now: a later
-            call does not help. For the other streams, a recorder is behind.
-        new_keys: With `NOT_RECORDED_YET`, the searched keys that are newer than the recorded messages, with the streams
-            whose older messages lack them. Only `relatum backfill` records these messages, no recorder does.
-        missing_keys: If your message has none of the searched keys: each of them, with the reason. Nothing was searched
+        unreadable_streams: If you named no stream: the recorded streams that you may not read, that belong to another
+            broker, or that are not the recorded ones. The answer does not cover these streams; the status is
+            `UNPROVEN` if one of them could change it.
+        unrecorded_streams: With `NOT_RECORDED_YET`: the partly recorded streams that no recorder records now, so a
+            later call does not help. For the other streams, a recorder is behind.
+        new_keys: With `NOT_RECORDED_YET`: the searched keys that are newer than some recorded messages, each with the
+            streams of these messages. Recorders do not add the key to them; `relatum backfill` does.
+        missing_keys: If your message has none of the searched keys: each key, with the reason. Nothing was searched
             then, and `ABSENT` says only that no message can share a missing value.
     """
 
@@ -124,31 +120,30 @@ class Covered:
     missing_keys: tuple[MissingKey, ...] = ()
 
     def _remedy(self, status: Status) -> str:
-        """Say what to do about messages that are not recorded or gone; empty if nothing can be done."""
+        """Return what to do about messages that are not recorded, or that are gone; empty if nothing can be done."""
         if self.unrecorded_streams or self.new_keys:
             return to_be_recorded(self.unrecorded_streams, self.new_keys)
         if status is Status.EXPIRED:
-            return "a longer retention of the stream (max-age, max-length-bytes) would keep such messages"
+            return "to keep such messages, give the stream a longer retention (max-age, max-length-bytes)"
         if status is not Status.DELETED:
             return ""
         streams = list(dict.fromkeys(where.stream for where in self.deleted))
         names = first_few([*map(repr, streams)])
         forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
-        return f"the broker has no {names} any more: {forget} removes their records"
+        return f"the broker no longer has {names}: {forget} deletes what was recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Covered, Sequence[Message]):
-    """The messages a lookup found, in the requested order, and its status. Immutable.
+    """The messages that a lookup found, in the requested order, and the status. Immutable.
 
-    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; truthy if there are any. Its
-    coverage is described by the attributes of `Covered`.
+    An answer is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; truthy if there are any.
+    The attributes of `Covered` describe what it covers.
 
     Attributes:
         status: Found, absent, not recorded yet, expired, deleted, or unproven.
         hits: The messages with the keys they share.
-        self_ids: Ids of the given message itself, if your client did not give its stream and offset. They are not
-            among the hits.
+        self_ids: Ids of the given message's copies, if its client provided no offset; they are not among the hits.
     """
 
     status: Status
@@ -157,17 +152,17 @@ class Answer(Covered, Sequence[Message]):
 
     @property
     def words(self) -> str:
-        """The status, for people to read; with the `explanation` if keys are missing or new."""
+        """The status, for display; with the `explanation` if keys are missing or new."""
         if self.missing_keys or self.new_keys:
             return f"{self.status.words.partition(':')[0]}: {self.explanation}"
         return self.status.words
 
     @property
     def explanation(self) -> str:
-        """Why nothing was searched, or what to do about messages that are not recorded or gone; else empty."""
+        """Why nothing was searched, or what to do about messages that are not recorded or are gone; else empty."""
         if self.missing_keys:
             keys = first_few([f"{key} ({reason})" for key, reason in self.missing_keys])
-            return f"this message has no value of {keys}: nothing was looked for"
+            return f"this message has no value of {keys}: nothing was searched"
         return self._remedy(self.status)
 
     @property
@@ -201,27 +196,27 @@ class Answer(Covered, Sequence[Message]):
         return self.hits[index].message
 
     def __repr__(self) -> str:
-        why = f"; {self.explanation}" if self.explanation else ""
-        return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams{why}>"
+        reason = f"; {self.explanation}" if self.explanation else ""
+        return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams{reason}>"
 
 
 def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:
-    """Say which messages no recorder will record, and which commands do; empty if there are none."""
+    """Return which messages no recorder will record, and the commands that record them; empty if there are none."""
     parts = []
     if unrecorded_streams:
         names = first_few([*map(repr, unrecorded_streams)])
         parts.append(f"no recorder runs for {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
-        keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
+        keys, verb, pronoun = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:
-            are, them = "is a new key", "it"
+            verb, pronoun = "is a new key", "it"
         streams = first_few([*map(repr, sorted({stream for each in new_keys for stream in each.streams}))])
-        cure = backfill_command(each.key for each in new_keys)
-        parts.append(f"{keys} {are}: older messages of {streams} were not looked at for {them}: {cure}")
+        remedy = backfill_command(each.key for each in new_keys)
+        parts.append(f"{keys} {verb}: older messages of {streams} are not recorded for {pronoun}: {remedy}")
     return "; ".join(parts)
 
 
 def first_few(names: Sequence[str], most: int = NAMED_MAX) -> str:
-    """Join the first names, and count the others."""
+    """Return the first names as text, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,6 +1,6 @@
-"""Makes an answer: from indexed messages, or from evidence, a second query of the index, and reading the rest.
+"""Builds an answer: from indexed messages alone, or from evidence, indexed messages and unrecorded messages.
 
-It also detects streams that are not the recorded ones, and gathers messages within the limits of one answer.
+It also detects streams that are not the recorded ones, and collects messages within the limits of one answer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,18 +27,18 @@ from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
 
 ANSWER_MESSAGES_MAX: Final = 100_000
-"""The most messages of one answer, which is held in memory. For more, use `limit=` or a time span."""
+"""Maximum number of messages in one answer, which is held in memory. For more, use several time spans."""
 
 ANSWER_BYTES_MAX: Final = 1 << 30
-"""The most bytes of messages in an answer without `limit=`; `MESSAGE_BYTES` are added for each message."""
+"""Maximum bytes of messages in an answer without `limit=`; each message counts `MESSAGE_BYTES` more than its size."""
 
 _Result = TypeVar("_Result")
 
 
-def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
-    """Call `ask`; repeat it from the start if the recorder replaced a stream during the call.
+def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
+    """Call `attempt`. If a stream is not the recorded one, repeat it: a recorder may just have corrected the record.
 
-    `leaves_out`: True leaves out a stream that still is not the recorded one; for calls without named streams.
+    `leaves_out`: If that happens again, leave the stream out and repeat the call; for calls without named streams.
 
     Raises:
         StreamReplaced: a stream is not the recorded one.
@@ -46,7 +46,7 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
     is_first = True
     while True:
         try:
-            return ask()
+            return attempt()
         except StreamReplaced as error:
             if not (is_first or (leaves_out and catalog.leave_out(error))):
                 raise
@@ -54,11 +54,11 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
 
 
 _SPARE: Final = 64
-"""Messages held beyond twice the limit before the last ones are dropped, so that small limits rarely sort."""
+"""Messages held beyond twice the limit before surplus ones are dropped, so that small limits rarely sort."""
 
 
 class Gathered:
-    """Collects messages as they are read, from several streams."""
+    """Collects matching messages of several streams while they are read."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Gathered:
         return list(self._messages.values())
 
     def consider(self, message: Message) -> None:
-        """Take a message if it matches; `InvalidInput` if there are too many for an answer without a limit."""
+        """Add a message if it matches; raises `InvalidInput` if an answer without a limit becomes too large."""
         if not self._is_meant(message) or message.id in self._messages:
             return
         self._messages[message.id] = message
@@ -96,14 +96,14 @@ class Gathered:
 
 
 def check_count(messages: int, advice: str) -> None:
-    """Raise `InvalidInput` as soon as an answer is known to be too large, before more of it is read."""
+    """Raise `InvalidInput` if an answer has too many messages."""
     if messages > ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: {advice}")
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages match: {advice}")
 
 
 @dataclass(slots=True)
 class Row:
-    """An indexed message: its id and time, and what the index says it carries: key ids, or values with them."""
+    """An indexed message: its id, its time, and the values the index has for it: key ids, or (key id, value) pairs."""
 
     id: MessageId
     time_us: int | None
@@ -111,17 +111,17 @@ class Row:
 
 
 def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
-    """The sort key by time, then stream and offset; a message without a time sorts as later than all others."""
+    """A sort key: by time, then stream and offset. A message without a time sorts as later than all others."""
     return each.time_us is None, each.time_us or 0, each.id
 
 
 @dataclass(slots=True)
-class Lost:
-    """Ids of indexed messages that are missing, by what became of them, as in `Covered`.
+class LostMessages:
+    """Ids of indexed messages that cannot be returned, as in `Covered`: expired, deleted or unread.
 
     Attributes:
-        floors: The first retained offset, by stream, as far as it mattered; `INTEGER_MAX` skips the whole stream.
-        is_sure: Whether retention certainly dropped a matching message, whether or not its id is known.
+        floors: The first retained offset, for streams with such messages; `INTEGER_MAX` skips the whole stream.
+        is_sure: Whether retention certainly dropped a matching message, even if its id is not known.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Lost:
         return where in self.expired or where in self.deleted or where in self.unread
 
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
-        """Note a missing message and the first retained offset; `is_sure` if the leader says so."""
+        """Add a missing message, with its stream's first retained offset; `is_sure` if the stream's leader says so."""
         self.floors[where.stream] = first
         if is_sure and first == INTEGER_MAX:
             self.deleted[where] = None
@@ -152,34 +152,34 @@ def verified(
     catalog: Catalog,
     rows: Sequence[Row],
     carried: Callable[[Row, Message], _Result | None],
-    lost: Lost,
+    lost: LostMessages,
     *,
     is_named: bool,
-    kept: ChunkCache | None = None,
+    chunks: ChunkCache | None = None,
 ) -> list[_Result]:
-    """Read the messages of rows, check each, and return what `carried` returns for them: None for a mismatch.
+    """Read the messages of rows, check each, and return the results of `carried`, which returns None for a mismatch.
 
-    Missing messages, and those that do not match their rows, are noted in `lost`.
+    Missing messages are added to `lost`, and so are mismatches of rows recorded over AMQP 0.9.1, which showed some
+    values differently (the number 42.7 as 42).
 
     Raises:
-        StreamReplaced: a message does not match its row, and was not recorded over AMQP 0.9.1, which showed some values
-            differently (a number of 42.7 as 42).
+        StreamReplaced: a message does not match its row, which was not recorded over AMQP 0.9.1.
     """
     found: list[_Result] = []
-    for row, message in zip(rows, catalog.servers.read([row.id for row in rows], kept) if rows else (), strict=True):
+    for row, message in zip(rows, catalog.servers.read([row.id for row in rows], chunks) if rows else (), strict=True):
         if isinstance(message, Message):
-            # A row recorded over AMQP 0.9.1 may lack the time; if both have one, they must agree.
+            # A row recorded over AMQP 0.9.1 may lack the time. If row and message both have one, they must agree.
             is_other = row.time_us is not None and message.time_us not in (None, row.time_us)
             result = None if is_other else carried(row, message)
             if result is not None:
                 found.append(result)
             elif _was_recorded_over_amqp(catalog, row.id):
-                # Treated as if retention had dropped it: the next probe starts behind it.
+                # Raising the floor makes the next probe start behind this message.
                 lost.take(row.id, row.id.offset + 1, is_sure=False)
             else:
                 raise replaced(*row.id)
         elif isinstance(message, AccessRefused) and not is_named:
-            # The stream was not named: all of it counts as unread, and it is not probed again.
+            # No error, since the stream was not named: its messages are unread, and it is not probed again.
             lost.take(row.id, INTEGER_MAX, is_sure=False)
         else:
             first = first_retained(row.id, message, is_named=is_named)
@@ -195,43 +195,42 @@ def _was_recorded_over_amqp(catalog: Catalog, where: MessageId) -> bool:
 
 
 def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
-    """Return the stream's first retained offset, after a row's message was not there; see `is_sure`.
+    """Return the stream's first retained offset, given the error of reading a row's message; see `is_sure`.
 
     Raises:
-        StreamReplaced: the leader says that retention did not drop the message.
+        StreamReplaced: the leader says that the message does not exist, and that retention did not drop it.
         StreamNotFound, NotAStream: a named stream was deleted.
         AccessRefused: this user may not read the stream.
-        Transient: the state is unknown now. The whole answer fails then: it must not leave out a message that exists on
-            a node that is behind or starting.
+        Transient: it is unknown now whether the message exists. The answer fails: it must not leave out a message.
     """
     if isinstance(error, OffsetExpired):
         return error.first
     if isinstance(error, (StreamNotFound, NotAStream)):
         if is_named:
             raise error
-        # All of a deleted stream is gone: it is not probed again.
+        # A deleted stream has no messages: it is not probed again.
         return INTEGER_MAX
     if isinstance(error, OffsetNotFound):
         if is_sure(error):
             raise replaced(*where) from error
-        message = f"the message at {where} is recorded, and this node does not have it yet: retry later"
+        message = f"the message at {where} is recorded, but this node does not have it yet: retry later"
         raise StreamUnavailable(message, stream=where.stream) from error
     raise error
 
 
 def is_sure(error: RelatumError) -> bool:
-    """Whether a message certainly does not exist: its stream is gone, or the stream's leader says so."""
+    """Whether a message certainly does not exist: its stream was deleted, or the stream's leader says so."""
     if isinstance(error, OffsetNotFound):
         return error.is_proven
     return isinstance(error, NotFound)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The hits found, each checked, and what became of the other indexed messages."""
+class FoundMessages:
+    """The hits, each checked, and the indexed messages that could not be returned."""
 
     hits: tuple[Hit, ...] = ()
-    lost: Lost = field(default_factory=Lost)
+    lost: LostMessages = field(default_factory=LostMessages)
 
     def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
         """Build the answer from a status and the streams covered."""
@@ -247,17 +246,17 @@ class Found:
         )
 
 
-Find: TypeAlias = Callable[[Evidence | None], Found]
+Find: TypeAlias = Callable[[Evidence | None], FoundMessages]
 """Finds indexed messages and, if evidence is given, messages that are not recorded."""
 
 
 def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
 ) -> Answer:
-    """Answer with what `find` finds; start over if a stream was replaced during the call."""
+    """Return the answer from the results of `find`; start over if a stream is not the recorded one."""
     catalog.check_names(names)
 
-    def ask() -> Answer:
+    def attempt() -> Answer:
         if not complete:
             found = find(None)
             if found.hits:
@@ -268,17 +267,17 @@ def answered(
             known.check_present(catalog, names)
         return _concluded(catalog, known, found, was_read=complete)
 
-    return again_if_replaced(catalog, ask, leaves_out=names is None)
+    return retry_if_replaced(catalog, attempt, leaves_out=names is None)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
-    """Answer with indexed messages, without a proof."""
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: FoundMessages) -> Answer:
+    """Return the answer from indexed messages alone, without a proof."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unreadable = catalog.leaves_out(names)
+    unreadable = catalog.unreadable_streams(names)
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
-def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
+def _concluded(catalog: Catalog, known: Evidence, found: FoundMessages, *, was_read: bool) -> Answer:
     lost = found.lost
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.unreadable_streams:
@@ -291,7 +290,7 @@ def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: boo
         has_expired=lost.is_sure,
         was_deleted=bool(lost.deleted),
     )
-    # The recorded part of a deleted stream is known, so the answer covers it.
+    # The answer also covers deleted streams with matches: their recorded part is known.
     streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
     answer = found.answer(status, streams, known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:

@@ -1,4 +1,4 @@
-"""The arguments of lookups, checked before any request: names, times, and messages as clients give them. No I/O."""
+"""The arguments of lookups, checked before any request: names, times, and messages from client libraries. No I/O."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -22,7 +22,7 @@ Order: TypeAlias = Literal["oldest", "newest", "offset"]
 
 
 def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
-    """Return the stream names of an argument without duplicates; None for all."""
+    """Return the names in an argument without duplicates; None for all."""
     if names is None:
         return None
     is_several = isinstance(names, Iterable) and not isinstance(names, str | bytes)
@@ -33,7 +33,7 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
 
 
 def check_limit(limit: int | None, order: Order) -> None:
-    """Check the number of messages and the order."""
+    """Check the `limit=` and `order=` of a lookup."""
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
     if order not in get_args(Order):
@@ -41,17 +41,17 @@ def check_limit(limit: int | None, order: Order) -> None:
 
 
 def time_us_of(given: Any) -> int:
-    """Return a moment in microseconds since 1970, UTC."""
+    """Return a datetime in microseconds since 1970, UTC."""
     if not isinstance(given, datetime):
         raise InvalidInput(f"a moment must be a datetime, not {type(given).__name__}")
     try:
         return timestamp_us(given)
     except InvalidValue as error:
-        raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+        raise InvalidInput(f"a moment must be between the years 1 and 9999: {error.reason}") from error
 
 
 def moment_of(time_us: int) -> datetime:
-    """Return microseconds since 1970 as a moment, capped at the calendar's ends."""
+    """Return microseconds since 1970 as a datetime, limited to the years 1 to 9999."""
     return moment(max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
 
 
@@ -59,7 +59,7 @@ def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None,
     """Return the bounds of a time span in microseconds since 1970, UTC; None for no bound."""
     low, high = _bound("since", since), _bound("until", until)
     if low is not None and high is not None and low > high:
-        raise InvalidInput("since= is later than until=, so that no message can be between them")
+        raise InvalidInput("since= is later than until=, so no message can be between them: swap the two")
     return low, high
 
 
@@ -71,7 +71,7 @@ def _bound(argument: str, given: datetime | None) -> int | None:
 
 
 def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
-    """Whether a time is from `since` to before `until`. None: no bound, or an unknown time."""
+    """Whether a time is from `since` to before `until`; None: no bound. Only an unbounded span has unknown times."""
     if time_us is None:
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)
@@ -80,10 +80,10 @@ def is_in_span(time_us: int | None, since: int | None, until: int | None) -> boo
 # --- messages ----------------------------------------------------------------------------------------------
 
 Consumed: TypeAlias = Any
-"""A message given by a client: docs/clients.md lists the clients. No client is imported: a message is recognized by the
-module and name of its class. See docs/adr/0036."""
+"""A message delivered by a client library; docs/clients.md lists them. None is imported: a message is recognized by its
+class's module and name. See docs/adr/0036."""
 
-_TAKEN: Final = (
+_ACCEPTED: Final = (
     "lookups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
     "(method, properties, body)), aio-pika (IncomingMessage), FastStream (RabbitMessage), or rstream (the "
     "tuple (message, message_context))"
@@ -100,10 +100,10 @@ _PLAIN: Final = (str, int, float, bytes, datetime)
 
 @dataclass(frozen=True, slots=True)
 class GivenMessage:
-    """The message a lookup was given.
+    """The message passed to a lookup.
 
-    If the client does not give its stream and offset, or it is in a queue, `id` is None and the message's own id is a
-    placeholder; `is_copy` then says whether a message of a stream is this one or its copy.
+    If the client does not provide stream and offset, or the message is from a queue, `id` is None, the message's own
+    id is a placeholder, and `is_copy` returns whether a message of a stream is this message or a copy of it.
     """
 
     message: Message
@@ -112,29 +112,29 @@ class GivenMessage:
 
 
 def given_message(given: Message | Consumed, needed: str = "a message") -> GivenMessage:
-    """Accept a message that was read, or consumed with a client; `needed` names the argument for the error.
+    """Convert a message that was read, or consumed with a client; `needed` names the argument in errors.
 
     Raises:
-        InvalidInput: it is not a message.
+        InvalidInput: the argument is not a message.
     """
     if isinstance(given, Message):
         return GivenMessage(given, given.id)
     try:
-        taken = _of_tuple(given) if type(given) is tuple else _of_object(given)
+        message = _of_tuple(given) if type(given) is tuple else _of_object(given)
     except RelatumError:
         raise
     except Exception as error:
-        # Not the error's text: it may show the message.
-        wrong = f"{needed} is needed, and this {_kind(given)} cannot be read ({type(error).__name__}): {_TAKEN}"
-        raise InvalidInput(wrong) from error
-    if taken is None:
-        found_none = " (did `find` find nothing? Its answer's status and explanation say why)" if given is None else ""
-        raise InvalidInput(f"{needed} is needed, not {_kind(given)}{found_none}: {_TAKEN}")
-    return taken
+        # The error's text is left out: it may contain a part of the message.
+        text = f"{needed} is needed, and this {_type_name(given)} cannot be read ({type(error).__name__}): {_ACCEPTED}"
+        raise InvalidInput(text) from error
+    if message is None:
+        hint = " (did `find` find nothing? Its answer's status and explanation say why)" if given is None else ""
+        raise InvalidInput(f"{needed} is needed, not {_type_name(given)}{hint}: {_ACCEPTED}")
+    return message
 
 
-def _kind(given: Any) -> str:
-    """Name the argument's type, not its content, which may be a message."""
+def _type_name(given: Any) -> str:
+    """Return the argument's type for errors, without its content, which may be a message."""
     if type(given) is not tuple:
         return "None" if given is None else type(given).__name__
     kinds = [type(each).__name__ for each in given[:5]]
@@ -142,11 +142,11 @@ def _kind(given: Any) -> str:
 
 
 def _of_tuple(given: tuple[Any, ...]) -> GivenMessage | None:
-    """Accept the tuples of pika's `basic_get` and callbacks, and rstream's callbacks."""
+    """Convert the tuples of pika's `basic_get` and callbacks, and of rstream's callbacks."""
     if len(given) == _DELIVERY and all(each is None for each in given):
-        raise InvalidInput("basic_get gave no message: the queue was empty")
+        raise InvalidInput("basic_get returned no message, because the queue was empty: check for None first")
     if len(given) == _DELIVERY and hasattr(given[1], "headers") and isinstance(given[2], bytes | bytearray):
-        # `basic_get` cannot read streams: a publisher copied an offset header there from elsewhere.
+        # `basic_get` cannot read streams. An offset header of its message was copied by a publisher: ignore it.
         return _delivered(given[1], bytes(given[2]), is_of_queue=type(given[0]).__name__ == "GetOk")
     if len(given) == _OF_STREAM:
         message, context = given
@@ -172,13 +172,13 @@ def _of_object(given: Any) -> GivenMessage | None:
 def _of_aio_pika(message: Any) -> GivenMessage:
     values = {name: getattr(message, name) for name in _NAMES}
     if isinstance(message.expiration, int | float):
-        # aio_pika gives seconds; AMQP, and so the recorder, has milliseconds as text.
+        # aio_pika has seconds here; AMQP, and so the recorder, has milliseconds as text.
         values["expiration"] = str(round(message.expiration * 1_000))
     return _delivered(SimpleNamespace(**values, headers=dict(message.headers)), message.body)
 
 
 def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> GivenMessage:
-    """Accept an AMQP 0.9.1 message, without the headers that a stream drops: the recorder does not see them either."""
+    """Convert an AMQP 0.9.1 message, without headers that streams drop: the recorder does not see these either."""
     given = properties.headers or {}
     headers = {
         name: value
@@ -189,25 +189,25 @@ def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> Gi
     decode = partial(parts_of_delivery, SimpleNamespace(headers=headers, **values), body)
     message = Message("", -1, None, None, decode)
     offset = None if is_of_queue else _offset(given.get(_OFFSET))
-    own = _mark(message)
+    own = _fingerprint(message)
 
     def is_copy(other: Message) -> bool:
-        return offset in (None, other.offset) and own in (_mark(other), _mark(other, has_floats=False))
+        return offset in (None, other.offset) and own in (_fingerprint(other), _fingerprint(other, has_floats=False))
 
     return GivenMessage(message, None, is_copy)
 
 
 def _offset(value: Any) -> int | None:
-    """Return an offset set by the broker, not by a publisher."""
-    is_one = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INTEGER_MAX
-    return int(value) if is_one else None
+    """Return the value if it can be an offset, else None: a publisher may set the header to any value."""
+    is_offset = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INTEGER_MAX
+    return int(value) if is_offset else None
 
 
-def _mark(message: Message, *, has_floats: bool = True) -> Hashable:
-    """Identify the copies of a message: by message id and body, or, without an id, by its whole content.
+def _fingerprint(message: Message, *, has_floats: bool = True) -> Hashable:
+    """Return a value that equals that of a message's copies: message id and body, or without an id all content.
 
-    The broker adds headers named `x-…`, and leaves tables out of streams. pika delivers floats cut to integers, as here
-    without `has_floats`.
+    It leaves out headers named `x-…`, which the broker adds, and tables, which streams drop. Without `has_floats`,
+    floats are cut to integers, as pika delivers them.
     """
     properties = message.properties
     if properties.message_id:

@@ -1,4 +1,4 @@
-"""Lookups by key: one probe of the index, one read of the indexed messages, and a proof if nothing is found."""
+"""Lookups by key: probe the index, read the indexed messages, and prove that there is no message if none is found."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
-    Found,
+    FoundMessages,
     Gathered,
-    Lost,
+    LostMessages,
     Row,
     answered,
     check_count,
@@ -44,11 +44,11 @@ from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item", Row, Message)
 
-_ADVICE: Final = "pass limit=, or a shorter span of time (since=, until=)"
+_ADVICE: Final = "pass limit=, or a shorter time span (since=, until=)"
 
 
 class OwnMessage:
-    """The ids of the given message itself: one id, or the ids of copies found while messages are read."""
+    """The ids of the given message: one id, or the ids of the copies that are found while messages are read."""
 
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
         self._is_copy = is_copy
@@ -56,16 +56,16 @@ class OwnMessage:
 
     @property
     def first(self) -> MessageId | None:
-        """One of the ids, if any."""
+        """The lowest of the ids, if any."""
         return min(self.ids, default=None)
 
     @property
     def copies(self) -> tuple[MessageId, ...]:
-        """The ids of copies found by reading, in order."""
+        """The ids of the copies found so far, in order; empty if the given message has an id."""
         return () if self._is_copy is None else tuple(sorted(self.ids))
 
     def holds(self, message: Message) -> bool:
-        """Whether a message that was read is the given one."""
+        """Whether a message is the given one or its copy; the ids of copies are collected."""
         if self._is_copy is None:
             return bool(self.ids) and message.id in self.ids
         if message.id not in self.ids and self._is_copy(message):
@@ -75,9 +75,10 @@ class OwnMessage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A search by key: for messages that carry one of the values, without the given message itself.
+    """A search by key: for messages that carry one of the values, except the given message.
 
-    `names` of None are all recorded streams; times are microseconds since 1970, from `since` to before `until`.
+    `names`: Streams and super streams; None: all recorded streams. `since`, `until`: The time span, in microseconds
+    since 1970; `until` is exclusive.
     """
 
     wanted: tuple[Wanted, ...]
@@ -89,32 +90,32 @@ class Question:
     own: OwnMessage = field(default_factory=OwnMessage)
     missing_keys: tuple[MissingKey, ...] = ()
     being_read: list[MessageId] = field(default_factory=list)
-    """Ids of the indexed messages, while they are read."""
+    """Ids of the indexed messages that are being read now."""
 
     @property
     def key_ids(self) -> list[int]:
-        """What must be recorded: the keys, and the times if the search has a time span."""
+        """The ids of what must be recorded: the keys, and `TIME` if the search has a time span."""
         is_bounded = self.since is not None or self.until is not None
         return [wanted.key_id for wanted in self.wanted] + [TIME] * is_bounded
 
     @property
-    def most(self) -> int:
-        """Rows to probe for in each stream: one above the limit, for the message itself or to notice too many."""
+    def rows_max(self) -> int:
+        """Rows to select in each stream: more than the limit, for the given message or to detect too many."""
         return max(1, len(self.own.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def named(self, answer: Answer) -> Answer:
-        """Add the ids of the given message's copies to the answer."""
+        """Return the answer with the ids of the given message's copies."""
         copies = self.own.copies
         return replace(answer, self_ids=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
-        """Whether a message read from a stream matches."""
+        """Whether a message matches the search."""
         if not any(each.is_of(message) for each in self.wanted) or self.own.holds(message):
             return False
         return is_in_span(message.time_us, self.since, self.until)
 
     def hit(self, row: Row | None, message: Message) -> Hit | None:
-        """Return the message with the keys that it shares; None if it does not carry what its row says."""
+        """Return the message with the keys that it shares; None if it lacks a value that its row has."""
         found = [each for each in self.wanted if each.is_of(message)]
         if row is not None and not row.carries.issubset(each.key_id for each in found):
             return None
@@ -122,9 +123,9 @@ class Question:
         return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
 
     def sort(self, items: Iterable[_Item]) -> list[_Item]:
-        """Sort items in the order of the answer, and cut them to the limit."""
-        place: Callable[[Row | Message], Any] = attrgetter("id") if self.order == "offset" else in_time
-        ordered = sorted(items, key=place, reverse=self.order == "newest")
+        """Return the items in the order of the answer, up to the limit."""
+        sort_key: Callable[[Row | Message], Any] = attrgetter("id") if self.order == "offset" else in_time
+        ordered = sorted(items, key=sort_key, reverse=self.order == "newest")
         if self.limit is None:
             check_count(len(ordered), _ADVICE)
         return ordered[: self.limit]
@@ -133,12 +134,12 @@ class Question:
 def question_of(
     catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
 ) -> Question:
-    """Build the search for messages related to a given one."""
-    held = given_message(message)
+    """Build the search for messages related to a given message."""
+    given = given_message(message)
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
-    wanted, missing_keys = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, own=OwnMessage(held.id, held.is_copy), missing_keys=missing_keys)
+    wanted, missing_keys = catalog.values_of(given.message, keys)
+    return Question(wanted, names, order, limit, own=OwnMessage(given.id, given.is_copy), missing_keys=missing_keys)
 
 
 def sought(
@@ -167,7 +168,7 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
-    """Answer for a message without any value of the keys: no message of any stream can share one."""
+    """Return the answer for a message that has none of the keys: no message can share a value with it."""
     catalog.check_names(names)
     streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
@@ -178,7 +179,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: 
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found:
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> FoundMessages:
     found = probe(catalog, question)
     if known is None:
         return found
@@ -195,13 +196,13 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
 # --- the index --------------------------------------------------------------------------------------------
 
 
-def probe(catalog: Catalog, question: Question) -> Found:
+def probe(catalog: Catalog, question: Question) -> FoundMessages:
     """Read and check the indexed messages.
 
-    If retention has dropped some messages, or some are the given message itself, the limit may have hidden the
-    following messages: then it probes again. Each round knows more first offsets or own ids, so the rounds end.
+    If the limited rows include messages that retention has dropped, or the given message, further matches may be
+    missing: it probes again. Each round knows more first offsets or more ids of the given message, so the rounds end.
     """
-    lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
+    lost = LostMessages(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
     while True:
         known = len(question.own.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
@@ -212,12 +213,12 @@ def probe(catalog: Catalog, question: Question) -> Found:
         hits = tuple(hit for hit in read if not question.own.holds(hit.message))
         is_whole = len(question.own.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return Found(hits, lost)
+            return FoundMessages(hits, lost)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:
     names, wanted = question.names, question.wanted
-    parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | named(names)
+    parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.rows_max} | named(names)
     parameters |= span_parameters(question.since, question.until)
     for n, each in enumerate(wanted):
         parameters[f"key_id_{n}"] = each.key_id
@@ -235,7 +236,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
 
 
 def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
-    """Merge rows to one per message, in the order of the answer, up to the limit, without the given message."""
+    """Merge rows into one per message, in the order of the answer, up to the limit, without the given message."""
     rows: dict[MessageId, Row] = {}
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
@@ -245,11 +246,12 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
 
 
 FEW_STREAMS: Final = 4
-"""Up to this many streams, each part of the table is probed for each stream; above, streams with the value first."""
+"""Up to this many streams, each part of the table is probed for each stream. If there are more, the statement first
+finds the streams that have the value."""
 
 
 def span_parameters(since: int | None, until: int | None) -> dict[str, int | None]:
-    """Return the parameters of a time span. A missing bound is the end of the range; both are None for any time."""
+    """Return a time span's parameters: both NULL for any time; else a missing bound is the end of all times."""
     if since is None and until is None:
         return {"since": None, "until": None}
     return {"since": INTEGER_MIN + 1 if since is None else since, "until": INTEGER_MAX if until is None else until}
@@ -259,14 +261,14 @@ def span_parameters(since: int | None, until: int | None) -> dict[str, int | Non
 def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool, many: bool = False) -> sa.TextClause:
     """Select rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
-    Only times from `since` to before `until`, if they are not NULL.
+    If `since` and `until` are not NULL, only rows with times from `since` to before `until` are selected.
 
-    It probes each part's index once for each key and stream, and stops at the limit: a value shared by a million
-    messages costs no more than any other. Ordering by offset must sort the rows of one value in a stream.
+    The statement probes each part's index once for each key and stream, and stops at the limit: a value shared by a
+    million messages costs no more than any other. Only the order by offset must sort a value's rows in a stream.
 
-    The text depends on the number of keys (`key_id_…`, `value_…`) and of names (`name_…`, None for every recorded
-    stream): with arrays the probe takes 1.5 times as long. `floored` takes only offsets from `floors` on, one for each
-    of `floor_names`. `many` finds the streams that have the value first, with the same result.
+    The text depends on the number of keys (`key_id_…`, `value_…`) and of names (`name_…`; None: all recorded streams):
+    with arrays the probe takes 1.5 times as long. `floored` selects only offsets from `floors` on, one for each of
+    `floor_names`. `many` first finds the streams that have the value, with the same result.
     """
     key_id, value, wanted = ":key_id_0::smallint", ":value_0::text", ""
     if keys > 1:
@@ -297,14 +299,14 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
 
 
 def rows_of(order: Order, place: tuple[str, str, str], *, floor: str = "0", limit: str = ":limit::bigint") -> str:
-    """SQL: the rows of a key's value in a stream from an offset on, and in the time span if it is not NULL."""
+    """Return SQL for the rows of a key's value in a stream, from an offset on, in the time span if it is not NULL."""
     return f"relatum.rows_of({', '.join((*place, floor, ':since::bigint', ':until::bigint', limit))}, '{order}')"
 
 
 def streams_with(key_id: str, value: str, wanted: str) -> str:
-    """SQL: the table `with_value` of streams that have rows of values, in order, then NULL: two probes per part each.
+    """Return SQL for the table `with_value`: for each value the streams that have its rows, in order, then NULL.
 
-    `wanted`: The table with the columns key id and value; empty if they are parameters.
+    A stream takes two probes of each part. `wanted`: A table of key ids and values; empty if they are parameters.
     """
     return f"""with_value (key_id, value, stream_id) AS (
           SELECT {key_id}, {value}, relatum.stream_of({key_id}, {value}, 0)
@@ -319,15 +321,15 @@ def streams_with(key_id: str, value: str, wanted: str) -> str:
 # --- the values of a key -----------------------------------------------------------------------------------
 
 VALUES_MAX: Final = 1_000
-"""The most values of a key in one list."""
+"""The highest `limit=` of a list of a key's values."""
 
 VALUES_STEPS: Final = 200
-"""Extra steps through the index, for values of other virtual hosts or replaced streams."""
+"""Index probes beyond the limit, for values of other virtual hosts or replaced streams."""
 
 _LAST: Final = "\U0010ffff"
-"""Sorts after every continuation of a value; it is a noncharacter."""
+"""The highest code point, a noncharacter: with it, a prefix sorts after all values that begin with the prefix."""
 
-# The walk starts before the first pair: no row has it.
+# The walk starts before the first pair of value and stream: no stream has the id -1.
 VALUES_OF_KEY: Final = sql(
     f"""
     WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
@@ -354,24 +356,24 @@ VALUES_OF_KEY: Final = sql(
 )
 """Selects the first `most` values of `key_id` in present streams of `vhost` from `low` to `high`, in order.
 
-A step takes the next pair of value and stream by one probe of each part's index. If the stream is searched, the next
-step skips the value's other streams; otherwise it takes the next of them. The walk ends after `steps`.
+A step finds the next pair of value and stream with one probe of each part's index. If the stream is searched, the next
+step skips the value's other streams; otherwise it takes the value's next stream. The walk ends after `steps`.
 """
 
 
 def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[str, Any]:
-    """Return the parameters for values with a prefix. Values are compared by their UTF-8 bytes."""
+    """Return the parameters of `VALUES_OF_KEY` for values with a prefix, compared by their UTF-8 bytes."""
     steps = most + VALUES_STEPS
     return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}
 
 
 def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
-    """Return the values of a key that begin with a prefix."""
+    """Return a key's first values that begin with a prefix."""
     checked_count("limit", limit, most=VALUES_MAX)
     if len(checked_text("prefix", prefix, what="the beginning of a value").encode()) > KEY_VALUE_BYTES_MAX:
         raise InvalidInput(f"prefix= takes the beginning of a value: text of {KEY_VALUE_BYTES_MAX:,} bytes at most")
     definition = catalog.definition(key)
     if definition.is_composite:
-        raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
+        raise InvalidInput(f"the key {key!r} is composite: only values of keys that are not composite are listed")
     parameters = values_parameters(catalog.vhost, definition.key_id, prefix, limit)
     return tuple(value for (value,) in catalog.servers.rows(VALUES_OF_KEY, parameters))

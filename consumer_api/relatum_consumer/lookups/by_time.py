@@ -1,4 +1,4 @@
-"""Lookups by time: the messages next to a moment, and around it. Indexed messages are read and checked."""
+"""Lookups by time: the messages next to a moment, and around it."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.answering import Find, FoundMessages, Gathered, LostMessages, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
@@ -28,12 +28,12 @@ from relatum_consumer.lookups.telemetry import Lookups, lookup
 from relatum_consumer.lookups.time_index import Direction, Nearest, Place, blocks_between, next_by_blocks, read_within
 
 FIRST_OF_ITS_TIME: Final = -1
-"""An offset before all others of the same time."""
+"""Sorts before the offsets of all messages with the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The moment to search from: microseconds since 1970, and the id of the message with that time, if any."""
+    """The moment to search from: microseconds since 1970, and the id of the given message, if known."""
 
     time_us: int
     id: MessageId | None = None
@@ -41,23 +41,23 @@ class Moment:
     def edge(self, stream: str, among: Collection[str], direction: Direction, *, inclusive: bool) -> Place:
         """Return the place in a stream beyond which messages match.
 
-        Equal times in the message's own stream are ordered by offset; across the partitions of a super stream they are
-        ordered by partition and offset; in other streams they are beyond if `inclusive`.
+        Messages of the same time match by their order: by offset in the given message's own stream, by partition and
+        offset in its super stream. In other streams they match if `inclusive`.
         """
         if self.id is not None and stream == self.id.stream:
             return self.time_us, self.id.offset
         if self.id is not None and self.id.stream in among:
             comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
             return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
-        begins_at_it = inclusive == (direction == "after")
-        return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
+        begins_at_time = inclusive == (direction == "after")
+        return self.time_us, FIRST_OF_ITS_TIME if begins_at_time else INTEGER_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where to search: streams and super streams, and the key's value that messages must carry, if any.
+    """A search by time.
 
-    `names` of None are all recorded streams.
+    `names`: Streams and super streams; None: all recorded streams. `by`: The key's value that messages must carry.
     """
 
     catalog: Catalog
@@ -65,7 +65,7 @@ class Search:
     by: Wanted | None = None
 
     def targets(self) -> list[PresentStream]:
-        """The recorded streams to search; without names, those whose times are recorded."""
+        """The recorded streams to search; without names, only streams whose times are recorded."""
         streams = self.catalog.streams(self.names)
         if self.names is None:
             return [stream for stream in streams if stream.record_time]
@@ -75,28 +75,28 @@ class Search:
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:
-        """Answer with what `find` finds; times must be recorded, and the key if there is one."""
+        """Return the answer from the results of `find`; its proof needs recorded times, and the key if there is one."""
         key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
         return answered(self.catalog, self.names, key_ids, find, complete=complete)
 
     def shares_key(self, message: Message) -> bool:
-        """Whether a message carries the key's value, or no key is given."""
+        """Whether a message carries the key's value; True without a key."""
         return self.by is None or self.by.is_of(message)
 
-    def found(self, messages: Iterable[Message], lost: Lost) -> Found:
-        """Build the result, with the lost messages."""
+    def found(self, messages: Iterable[Message], lost: LostMessages) -> FoundMessages:
+        """Build the result from the messages found and the messages lost."""
         keys = () if self.by is None else (self.by.definition.name,)
         hits = tuple(Hit(message, keys) for message in messages)
-        return Found(hits, lost)
+        return FoundMessages(hits, lost)
 
 
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
-    """The sort key of a message with a time: time, partition, offset."""
+    """A sort key of messages with a time: by time, partition and offset."""
     return time_of(message), in_partition_order(message.stream), message.offset
 
 
 def time_of(message: Message) -> int:
-    """The time of a message that has one."""
+    """Return the time of a message that has one."""
     assert message.time_us is not None, "messages without a time were left out"
     return message.time_us
 
@@ -117,29 +117,28 @@ class TimeMethods:
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """Return the next message in time in a stream, even if times are not in the order of offsets.
+        """Return the next message in time in a stream, even if the stream is not in the order of times.
 
         In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
-        so that repeated calls pass every message once. In another stream, or from a `datetime`, the next message is
+        so repeated calls return every message once. In another stream, or from a `datetime`, the next message is
         strictly later.
 
         Args:
-            moment: A message read or consumed, for its time; or a `datetime` (without a zone: UTC). If a consumed
-                message does not give its stream and offset, only its time is used: its own copies can be found.
+            moment: A message read or consumed, whose time is used; or a `datetime` (without a zone: UTC). If a client
+                does not provide the message's stream and offset, the lookup may return a copy of the message.
             stream: The stream or super stream to search.
-            by: A key: only messages that share its value with the message. Needs a message.
+            by: A key's name: only messages that share its value with the given message. Not with a `datetime`.
             inclusive: True accepts an equal time in another stream: the message with the lowest offset.
-            complete: True also reads retained messages that are not recorded yet; False is exact for the recorded
-                messages.
+            complete: True also reads retained messages that are not recorded yet.
 
         Returns:
             At most one message, with the status.
 
         Raises:
-            TimeNotRecorded: recording times is switched off for the stream.
+            TimeNotRecorded: recording of times is switched off for the stream.
             InvalidInput: the message has no time.
         """
-        return self._beside({"after": inclusive}, moment, stream, by, complete=complete)
+        return self._next_to({"after": inclusive}, moment, stream, by, complete=complete)
 
     @lookup
     def before(
@@ -151,26 +150,26 @@ class TimeMethods:
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """Return the previous message in time in a stream: the mirror of `after`.
+        """Return the previous message in time in a stream; arguments, result and errors are those of `after`.
 
-        With `inclusive`, it takes the highest offset among several messages of an equal time.
+        With `inclusive`, it returns the message with the highest offset among those of an equal time.
         """
-        return self._beside({"before": inclusive}, moment, stream, by, complete=complete)
+        return self._next_to({"before": inclusive}, moment, stream, by, complete=complete)
 
     @lookup
     def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
-        """Return the message nearest in time in a stream, never the message itself.
+        """Return the message nearest in time in a stream, never the given message itself.
 
-        An equal time is nearest. The earlier of two equally near messages wins; among several of the same time at or
-        before the moment, the highest offset wins, as for `before(…, inclusive=True)`. In the message's own stream,
-        messages of the same time at a higher offset count as later: the first of them is taken if none comes before.
+        An equal time is nearest. Of two equally near messages, the earlier one is returned; of several messages with
+        the same time at or before the moment, the one with the highest offset. In the message's own stream, messages of
+        the same time with a higher offset count as later: the first of them is returned if no earlier one has the time.
         Arguments, result and errors are those of `after`.
         """
-        return self._beside({"before": True, "after": False}, moment, stream, by, complete=complete)
+        return self._next_to({"before": True, "after": False}, moment, stream, by, complete=complete)
 
-    def _beside(
+    def _next_to(
         self,
         sides: Mapping[Direction, bool],
         moment: Message | Consumed | datetime,
@@ -179,7 +178,7 @@ class TimeMethods:
         *,
         complete: bool,
     ) -> Answer:
-        """Find the nearest message on the given sides; each says whether an equal time in another stream matches."""
+        """Find the nearest message on the given sides. A side is True if an equal time in another stream matches."""
         at, message = _moment(moment)
         search = _search(self._catalog, message, stream, by)
         if isinstance(search, Answer):
@@ -197,13 +196,15 @@ class TimeMethods:
         by: str | None = None,
         complete: bool = False,
     ) -> Answer:
-        """Return all messages of a stream around a moment, without the message itself, by time, partition and offset.
+        """Return all messages of a stream around a moment, ordered by time, partition and offset.
+
+        The given message itself is left out.
 
         Args:
             moment: As for `after`.
             stream: As for `after`.
-            before_s: Seconds before the moment, 0 or more, inclusive.
-            after_s: Seconds after the moment, 0 or more, inclusive.
+            before_s: Seconds before the moment, inclusive, 0 (default) or more.
+            after_s: Seconds after the moment, inclusive, 0 (default) or more.
             by: As for `after`.
             complete: As for `after`.
 
@@ -238,11 +239,11 @@ class TimeMethods:
         Messages of the same time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
 
         Args:
-            moment: A `datetime` (without a zone: UTC), or a message read or consumed, for its time; it is included.
+            moment: A `datetime` (without a zone: UTC), or a message read or consumed; the message is included.
             streams: The streams and super streams to search. None: all streams that are recorded with their times.
             before_s: As for `window`.
             after_s: As for `window`.
-            limit: The most messages to return, nearest to the moment first. None: all, up to 100,000.
+            limit: Maximum number of messages; those nearest to the moment are returned. None: all, up to 100,000.
             complete: As for `after`.
 
         Raises:
@@ -253,7 +254,7 @@ class TimeMethods:
             checked_count("limit", limit, otherwise=", or None for all")
         at, _ = _moment(moment)
         low, high = _span(at, before_s, after_s)
-        # The message itself is included.
+        # Without an id, the given message is included.
         return search.answered(partial(_within, search, replace(at, id=None), low, high, limit), complete=complete)
 
 
@@ -261,15 +262,15 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
     """Return the moment, and the message whose time it is; None for a datetime."""
     if isinstance(moment, datetime):
         return Moment(time_us_of(moment)), None
-    held = given_message(moment, "a datetime or a message")
-    if held.message.time_us is None:
-        where = f" at {held.id}" if held.id else ""
-        raise InvalidInput(f"the message{where} has no time; ask with a datetime")
-    return Moment(held.message.time_us, held.id), held.message
+    given = given_message(moment, "a datetime or a message")
+    if given.message.time_us is None:
+        where = f" at {given.id}" if given.id else ""
+        raise InvalidInput(f"the message{where} has no time: pass a datetime instead")
+    return Moment(given.message.time_us, given.id), given.message
 
 
 def _span(at: Moment, before_s: float, after_s: float) -> tuple[int, int]:
-    """Return a time span around a moment, both ends included, cut to the calendar's limits."""
+    """Return a time span around a moment, both ends included. Very long spans are cut to twice the calendar."""
     for argument, seconds in (("before_s", before_s), ("after_s", after_s)):
         checked_seconds(argument, seconds, most=math.inf)
     before_us, after_us = (round(min(seconds * 1_000_000, 2 * TIME_US_MAX)) for seconds in (before_s, after_s))
@@ -279,14 +280,14 @@ def _span(at: Moment, before_s: float, after_s: float) -> tuple[int, int]:
 def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
     """Return the search, or the answer if the message has no value of the key."""
     if not isinstance(stream, str):
-        raise InvalidInput("a lookup by time takes the name of one stream or super stream")
+        raise InvalidInput(f"stream= takes the name of one stream or super stream, not {type(stream).__name__}")
     checked_name("stream", stream)
     if by is None:
         return Search(catalog, (stream,))
     if not isinstance(by, str):
-        raise InvalidInput("a lookup by time takes one key by its name")
+        raise InvalidInput(f"by= takes the name of one key, not {type(by).__name__}")
     if message is None:
-        raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
+        raise InvalidInput("by= needs a message, whose value it uses: with a datetime, use find(…, since=, until=)")
     wanted, missing_keys = catalog.values_of(message, [by])
     if len(wanted) > 1:
         raise InvalidInput(
@@ -301,8 +302,8 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
 # --- next to a moment -------------------------------------------------------------------------------------
 
 
-def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Found:
-    lost = Lost()
+def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> FoundMessages:
+    lost = LostMessages()
     targets = search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
@@ -310,10 +311,10 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
         edges = {name: moment.edge(name, among, direction, inclusive=inclusive) for name in among}
         nearest = {name: Nearest(edge, direction, search.shares_key) for name, edge in edges.items()}
         for stream in targets:
-            look = next_by_blocks if search.by is None else partial(_next_by_key, search)
-            look(search.catalog.servers, stream, nearest[stream.name], lost)
+            find_next = next_by_blocks if search.by is None else partial(_next_by_key, search)
+            find_next(search.catalog.servers, stream, nearest[stream.name], lost)
         if known:
-            # Called at once, within this round.
+            # The lambda is called before `nearest` changes.
             known.scan(search.catalog.servers, lambda message: nearest[message.stream].consider(message))  # noqa: B023
         candidates = [each.message for each in nearest.values() if each.message is not None]
         if candidates:
@@ -340,11 +341,11 @@ KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
     "after": _keyed_beside(">", ""),
     "before": _keyed_beside("<", "DESC"),
 }
-"""The row of a key value in a stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
+"""Selects the row of a key's value in a stream next to (`t`, `o`), in the order of (time, offset): offset, time."""
 
 
-def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
-    """Pass the next message with the key's value to `nearest`: the index has one row for it."""
+def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: LostMessages) -> None:
+    """Pass the next message with the key's value to `nearest`."""
     by, edge = search.by, nearest.edge
     assert by is not None, "only lookups by key come here"
 
@@ -365,15 +366,17 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Found:
+def _within(
+    search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None
+) -> FoundMessages:
     def is_meant(message: Message) -> bool:
         return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
 
     def first(messages: Iterable[Message]) -> list[Message]:
         return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
-    lost, servers, targets = Lost(), search.catalog.servers, search.targets()
-    found = Gathered(is_meant, "ask for a shorter span of time", first=first, limit=limit)
+    lost, servers, targets = LostMessages(), search.catalog.servers, search.targets()
+    found = Gathered(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
         blocks = by_stream[stream.stream_id]
@@ -382,7 +385,7 @@ def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, 
         except (AccessRefused, NotFound) as error:
             if search.names is not None:
                 raise
-            # The stream was not named: only that it had such messages is known.
+            # No error, since the stream was not named: the answer says that matching messages could not be read.
             lost.take(MessageId(stream.name, blocks[0].first_offset), INTEGER_MAX, is_sure=isinstance(error, NotFound))
     if known:
         known.scan(servers, found.consider)

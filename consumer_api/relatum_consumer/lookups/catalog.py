@@ -1,4 +1,4 @@
-"""Key definitions and stream names, cached for a second, and the values that a lookup searches for."""
+"""Key definitions and stream names, cached for a second, and the values to search for."""
 
 import time
 from collections import defaultdict
@@ -33,19 +33,19 @@ from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import note_sought
 
 CATALOG_AGE_S: Final = 1.0
-"""Seconds for which key definitions are cached; recorders take up new definitions at the same pace."""
+"""Seconds for which key definitions are cached; recorders also use new definitions within a second."""
 
 IDENTIFY_S: Final = 60.0
-"""Seconds after which a broker that did not say its identity is asked again."""
+"""Seconds between two queries of the broker's identity, while it is unknown."""
 
 UNUSABLE_S: Final = 5.0
 """Seconds for which lookups without named streams leave out a stream that is not the recorded one."""
 
 
 def streams_meant(names: int | None) -> str:
-    """SQL: whether `s` is one of the streams searched: of this virtual host, in its present generation.
+    """Return SQL for the condition that `s` is a searched stream: of this virtual host, in its present generation.
 
-    `names`: The number of `name_…` parameters, of streams and super streams; None for all streams.
+    `names`: The number of `name_…` parameters, which name streams and super streams; None for all streams.
     """
     meant = "s.vhost = :vhost::text AND s.replaced_at IS NULL"
     if names is None:
@@ -55,7 +55,7 @@ def streams_meant(names: int | None) -> str:
 
 
 def named(names: Sequence[str] | None) -> dict[str, str]:
-    """Return the parameters for names."""
+    """Return the `name_…` parameters."""
     return {f"name_{n}": name for n, name in enumerate(names or ())}
 
 
@@ -73,7 +73,7 @@ class PresentStream(NamedTuple):
 
     @property
     def broker(self) -> BrokerIdentity:
-        """The broker that it was recorded from."""
+        """The identity of the broker from which the stream was recorded."""
         return BrokerIdentity(self.broker_id, self.cluster_name or "")
 
 
@@ -106,7 +106,7 @@ _OTHER_VHOSTS: Final = sql(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A key and its searched value, in canonical form."""
+    """A key and the value to search for, in canonical form."""
 
     definition: KeyDefinition
     value: str
@@ -131,10 +131,10 @@ class _Snapshot:
 
 
 class Catalog:
-    """Caches keys and streams of the database. Thread-safe: a snapshot is replaced as a whole.
+    """Caches the keys and streams in the database. Thread-safe: a snapshot is replaced as a whole.
 
-    A stale snapshot cannot make an answer wrong, only a second old: key ids are never reused, every message is checked
-    against the definition that was used, and the statements themselves look the streams up.
+    A stale snapshot makes an answer at most a second old, never wrong: key ids are never reused, every message is
+    checked against the definition that was used, and the statements read the streams again.
     """
 
     def __init__(self, servers: Servers, vhost: str) -> None:
@@ -145,12 +145,12 @@ class Catalog:
         self._identity = BrokerIdentity(None, "")
         self._identify_at = 0.0
         self._others: tuple[_Snapshot | None, Mapping[str, BrokerIdentity]] = (None, {})
-        """Streams of other brokers, by snapshot."""
+        """A snapshot, and its streams that were recorded from other brokers."""
         self._unusable: dict[str, tuple[RelatumError, float]] = {}
-        """Streams that are not the recorded ones: the error, and until when they are left out."""
+        """By stream that is not the recorded one: the error, and the monotonic time until which it is left out."""
 
     def forget(self) -> None:
-        """Drop the snapshot, so that the next use reads it."""
+        """Drop the snapshot, so that the next use reads a new one."""
         self._snapshot = None
 
     def _current(self, *, fresh: bool = False) -> _Snapshot:
@@ -158,7 +158,7 @@ class Catalog:
         if snapshot is None or fresh:
             return self._read()
         age_s = time.monotonic() - snapshot.read_at
-        # One caller reads it; the others use the old one, but not forever.
+        # One caller reads a new snapshot; the others use the old one meanwhile, up to twice its age.
         if age_s <= CATALOG_AGE_S or (self._is_being_read and age_s <= 2 * CATALOG_AGE_S):
             return snapshot
         self._is_being_read = True
@@ -186,23 +186,23 @@ class Catalog:
         return snapshot
 
     def keys(self) -> tuple[KeyDefinition, ...]:
-        """The definitions in force, by name."""
+        """Return the definitions in force, ordered by name."""
         snapshot = self._current()
         return tuple(snapshot.definitions[name] for name in sorted(snapshot.definitions))
 
     def all_streams(self) -> tuple[str, ...]:
-        """The names of all recorded streams, in order."""
+        """Return the names of all recorded streams, in order."""
         return self._current().streams
 
     def definition(self, key: str) -> KeyDefinition:
-        """Return a key's definition."""
+        """Return a key's definition; raises `KeyNotDefined`."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key's name must be text, not {type(key).__name__}")
         found = self._current().definitions.get(key) or self._current(fresh=True).definitions.get(key)
         if found is None:
             hint = meant(key, self._current().definitions)
-            cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
-            raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key)
+            remedy = "`relatum keys list` lists the defined keys, `relatum keys add` defines one"
+            raise KeyNotDefined(f"no key {key!r} is defined{hint}: {remedy}", key=key)
         return found
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
@@ -211,13 +211,13 @@ class Catalog:
             return [self.definition(key) for key in dict.fromkeys(keys)]
         found = self._current().definitions or self._current(fresh=True).definitions
         if not found:
-            raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
+            raise KeyNotDefined("no key is defined: define one with `relatum keys add`", key="")
         return list(found.values())
 
     def values_of(
         self, message: Message, keys: Sequence[str] | None
     ) -> tuple[tuple[Wanted, ...], tuple[MissingKey, ...]]:
-        """Return the message's values of the keys (None: all keys), and the keys it has no value of."""
+        """Return a message's values of the keys (None: all keys), and the keys of which it has no value."""
         wanted: list[Wanted] = []
         missing_keys: list[MissingKey] = []
         definitions, base_of = self.definitions(keys), bases_of(message)
@@ -226,13 +226,13 @@ class Catalog:
             wanted += [Wanted(definition, value) for value in values]
             if not values:
                 source = " + ".join(definition.sources)
-                reason = f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}"
+                reason = f"{source} is not a valid value: {reasons[0]}" if reasons else f"no {source}"
                 missing_keys.append(MissingKey(definition.name, reason))
         note_sought(each.definition.name for each in wanted)
         return tuple(wanted), tuple(missing_keys)
 
     def value_sought(self, key: str, value: Any) -> Wanted:
-        """Return a searched value in canonical form."""
+        """Return the key and the value to search for, in canonical form."""
         definition = self.definition(key)
         try:
             wanted = Wanted(definition, definition.canonical_query(value))
@@ -247,8 +247,9 @@ class Catalog:
 
         Raises:
             AnotherBroker: a stream was recorded from another broker.
+            StreamNotFound: a name is unknown to the database and the broker.
         """
-        others = self._of_others()
+        others = self._foreign_streams()
         if names is None:
             return
         snapshot = self._current()
@@ -263,16 +264,16 @@ class Catalog:
                 try:
                     self.servers.bounds(name)
                 except StreamNotFound as error:
-                    said = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
-                    raise StreamNotFound(said, stream=error.stream) from error
+                    text = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
+                    raise StreamNotFound(text, stream=error.stream) from error
 
     # --- unusable streams -------------------------------------------------------------------------------------
 
-    def _of_others(self) -> Mapping[str, BrokerIdentity]:
-        """The streams recorded from another broker, with its identity. This broker is rarely queried for its own."""
+    def _foreign_streams(self) -> Mapping[str, BrokerIdentity]:
+        """Return the streams recorded from another broker, with that broker's identity; computed once per snapshot."""
         snapshot = self._current()
-        known_of, others = self._others
-        if known_of is not snapshot:
+        computed_for, others = self._others
+        if computed_for is not snapshot:
             if snapshot.brokers:
                 self._identify(snapshot.brokers.values())
             others = {stream: each for stream, each in snapshot.brokers.items() if each.contradicts(self._identity)}
@@ -280,7 +281,7 @@ class Catalog:
         return others
 
     def _identify(self, brokers: Iterable[BrokerIdentity]) -> None:
-        """Query the broker's identity, unless it is known and consistent with the records."""
+        """Query this broker's identity, unless it is known and matches the identities in the database."""
         now = time.monotonic()
         is_known = self._identity.broker_id is not None
         if not any(each.contradicts(self._identity) for each in brokers) if is_known else now < self._identify_at:
@@ -289,39 +290,39 @@ class Catalog:
         with suppress(Transient):
             self._identity = self.servers.identity()
 
-    def refused(self) -> Mapping[str, RelatumError]:
-        """The recorded streams that lookups without named streams leave out now, with the errors."""
+    def left_out(self) -> Mapping[str, RelatumError]:
+        """Return the recorded streams that lookups without named streams leave out now, with the errors."""
         now = time.monotonic()
         unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
         others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
         return unusable | others
 
-    def leaves_out(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
-        """Return these streams for an answer; none if streams are named."""
-        refused = {} if names is not None else self.refused()
-        return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(refused.items()))
+    def unreadable_streams(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
+        """Return the streams that an answer leaves out, as its `unreadable_streams`; empty if streams are named."""
+        left_out = {} if names is not None else self.left_out()
+        return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
 
     def why_left_out(self, stream: UnreadableStream) -> RelatumError:
-        """Return the error of a stream that an answer leaves out, for an answer that would leave out all."""
-        return self.refused().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
+        """Return the error of a left-out stream, to be raised if an answer would leave out all streams."""
+        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
-        """Leave out, for a while, a stream that is not the recorded one; False if it was left out already."""
+        """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""
         until = time.monotonic() + UNUSABLE_S
-        refused = self.refused()
-        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in refused}
+        left_out = self.left_out()
+        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in left_out}
         self._unusable = self._unusable | new
         return bool(new)
 
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the names of the recorded streams searched, in order, by the snapshot, without a statement.
+        """Return the names of the recorded streams to search, in order, from the snapshot, without a statement.
 
-        `found_in`: Streams to include regardless of the snapshot, because messages were found there.
+        `found_in`: Streams with found messages, to include even if the snapshot does not have them yet.
         """
         snapshot = self._snapshot or self._current()
         if names is None:
-            refused = self.refused()
-            streams = tuple(each for each in snapshot.streams if each not in refused) if refused else snapshot.streams
+            left_out = self.left_out()
+            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
         elif len(names) == 1:
             streams = snapshot.by_name.get(names[0], ())
         else:
@@ -330,34 +331,34 @@ class Catalog:
         return tuple(sorted((*streams, *more))) if more else streams
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
-        """Raise `NothingRecorded`, or the error of the broker if it is unavailable."""
+        """Raise `NothingRecorded`, or the broker's error if the broker is unavailable."""
         self.servers.reach()
         others = self.servers.rows(_OTHER_VHOSTS, {"vhost": self.vhost})
         if gone:
-            what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
+            state = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} were deleted from the broker"
         else:
-            what = f"no stream of the virtual host {self.vhost!r} is recorded"
+            state = f"no stream of the virtual host {self.vhost!r} is recorded"
         elsewhere = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
         raise NothingRecorded(
-            f"{what}, so nothing is known about its messages: start recording (`relatum record STREAM…`, or "
-            "relatum.intercept(…, database=…) in the publisher), or name the streams to search and ask for a "
-            "complete answer" + (f"; streams of other virtual hosts are recorded: {elsewhere}" if others else ""),
+            f"{state}, so its messages are unknown: start recording (`relatum record STREAM…`, or "
+            "relatum.intercept(…, database=…) in the publisher), or name the streams to search and pass "
+            "complete=True" + (f"; streams of other virtual hosts are recorded: {elsewhere}" if others else ""),
             vhost=self.vhost,
         )
 
     def streams(self, names: Sequence[str] | None) -> list[PresentStream]:
-        """Read the recorded streams of names and super streams, or all, from the database."""
+        """Read from the database the recorded streams with these names or super streams; None: all recorded streams."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
-        refused = self.refused() if names is None else ()
-        return [PresentStream(*row) for row in rows if row[1] not in refused]
+        left_out = self.left_out() if names is None else ()
+        return [PresentStream(*row) for row in rows if row[1] not in left_out]
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
-        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It was declared "
-        f"again, or lost its tail: `relatum record {stream}` corrects the record",
+        f"the stream {stream!r} is not the recorded one: offset {offset} has a different message, or none. The stream "
+        f"was declared again, or lost its tail: `relatum record {stream}` corrects the record",
         stream=stream,
         offset=offset,
     )

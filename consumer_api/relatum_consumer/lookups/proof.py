@@ -1,22 +1,21 @@
-"""The proof that no message matches: every message the streams retain was recorded for the keys searched.
+"""The proof that no message matches: every message that the streams retain was recorded for the searched keys.
 
-The proof rests on the order of the requests. First the broker is queried for the streams' ends, then the database for
-the coverage, then the index once more: a message that was in the streams at first is then either in a range that is not
-recorded, or in the index. The beginning of one of several streams is queried last, because it takes as long as the end,
-and only if an unrecorded range may not be retained either.
+The proof depends on the order of the requests. First the broker is queried for the streams' ends, then the database for
+the coverage, then the index again. A message that was in the streams at the first request is then in the index, or in
+an unrecorded range. The first offset of one of several streams is queried last, because that takes as long as querying
+the end; and only if retention may have dropped an unrecorded range.
 
-The rules of statuses; the first rule that applies decides:
+The rules for the status; the first rule that applies decides:
 
-- A message was found: `found`, over the recorded messages. If the rest was read as well (`complete=True`), `found`
-  covers all messages, and it is `unproven` if a stream proves nothing. It is `unproven`, too, if an indexed message
-  could not be read and is not certainly gone, because the result may be a part.
-- None, and a range is not recorded and was not read: `not_recorded_yet`.
-- None, and a stream proves nothing: `unproven`. Its leader is unreachable and so its end unknown, or it has a batch
-  that cannot be unpacked. Or a recorded stream was left out because this user may not read it.
-- A recorded stream was left out because it is another broker's, or not the recorded one: `unproven`, found or not.
-- None, but rows of messages that retention has certainly dropped: `expired`.
-- None, but rows of messages whose streams were certainly deleted: `deleted`.
-- None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
+- A message was found: `found`. This covers the recorded messages; with `complete=True` all messages, and then the
+  status is `unproven` if a stream proves nothing or was left out. It is also `unproven` if an indexed message could not
+  be read and may exist, or a recorded stream was left out as unusable (another broker's, or not the recorded one).
+- None was found, and a range is not recorded and was not read: `not_recorded_yet`.
+- None was found, and an indexed message could not be read, or a stream proves nothing: `unproven`. The stream's leader
+  is unreachable, so its end is unknown; it has a batch that cannot be unpacked; or it is unusable or unreadable.
+- None was found, but rows of messages that retention has certainly dropped: `expired`.
+- None was found, but rows of messages whose streams were certainly deleted: `deleted`.
+- None was found, and at least one stream was searched: `absent`. Without any stream, `NothingRecorded` is raised.
 """
 
 import time
@@ -48,7 +47,7 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """Offsets from `start` to before `stop` of a stream that are retained and not recorded for all keys."""
+    """Offsets of a stream, from `start` to before `stop`, that are retained and not recorded for all keys."""
 
     stream: str
     start: int
@@ -57,18 +56,18 @@ class Uncovered:
 
 @dataclass(slots=True)
 class Evidence:
-    """What was known of the streams searched before the index was queried.
+    """What was known of the searched streams before the index was queried.
 
     Attributes:
-        streams: The names of the existing streams, in order. The proof covers these.
-        gone: Recorded streams that the broker certainly no longer has. They hold no messages.
+        streams: The names of the existing streams, in order. The proof covers these streams.
+        gone: Recorded streams that the broker certainly no longer has, so they have no messages.
         refused: Recorded streams that this user may not read.
         unusable: Without named streams: streams of other brokers, and streams that are not the recorded ones. The index
-            may have rows of them that cannot be checked.
+            may have rows of these streams, which cannot be checked.
         held: The coverage of each existing stream.
-        uncovered: The ranges that are retained and not recorded for all keys, by stream and offset.
-        unproven: Streams whose content cannot be proven, regardless of what is recorded or read.
-        behind: Streams with offsets that are recorded for no key, or not for the time.
+        uncovered: Ranges that are retained and not recorded for all keys, ordered by stream and offset.
+        unproven: Streams for which nothing can be proven, regardless of what is recorded or read.
+        behind: Streams with offsets that are recorded for no key, or without the time if the time is searched.
         new_keys: By key, the streams with recorded offsets that lack the key, because it was defined later.
     """
 
@@ -86,23 +85,23 @@ class Evidence:
 
     @property
     def unreadable_streams(self) -> tuple[UnreadableStream, ...]:
-        """The recorded streams that this evidence does not cover."""
+        """The recorded streams that were left out of this evidence."""
         return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
-        """Read the messages that are not recorded. A batch that cannot be unpacked makes its stream unproven."""
+        """Read the unrecorded messages. A batch that cannot be unpacked makes its stream unproven."""
 
-        def look(message: Message) -> None:
+        def check(message: Message) -> None:
             if isinstance(message.raw, UnreadableRecord):
                 self.unproven.add(message.stream)
             else:
                 consider(message)
 
         for each in self.uncovered:
-            servers.scan(each.stream, each.start, each.stop, look)
+            servers.scan(each.stream, each.start, each.stop, check)
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
-        """Return the streams that are behind and that no recorder records now."""
+        """Return the streams in `behind` that no recorder records now."""
         if not self.behind:
             return ()
         try:
@@ -112,7 +111,7 @@ class Evidence:
         return tuple(sorted(self.behind.difference(name for (name,) in rows)))
 
     def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> tuple[NewKey, ...]:
-        """Return the new keys, or those among `sought`, by name."""
+        """Return the new keys, or only those in `sought`, ordered by name."""
         definitions = catalog.keys() if self.new_keys else ()
         return tuple(
             NewKey(key.name, tuple(self.new_keys[key.key_id]))
@@ -121,21 +120,21 @@ class Evidence:
         )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """Check, after the index was queried, that each stream is still the one of this evidence.
+        """Check, after the index was queried, that the streams' records are still those of this evidence.
 
         Raises:
-            StreamReplaced: a recorder has restarted the stream's record, so the index left out the earlier part.
+            StreamReplaced: a recorder has started a new record of a stream, so the query left out the earlier rows.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:
             if name in self.ends and present.get(name) != stream_id:
-                message = f"the stream {name!r} was re-recorded or forgotten during the lookup: retry it"
+                message = f"the stream {name!r} was re-recorded or forgotten during the lookup: repeat the lookup"
                 raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
-        """Whether messages are not recorded for one of the required keys, or for any key if `required` is None.
+        """Whether there are messages that are not recorded for one of the required keys; None: for any key.
 
-        A new key that is not required does not change the status, and has to be listed beside it.
+        A new key that is not required does not change the status, but the result must list it.
         """
         if required is None:
             return bool(self.uncovered)
@@ -151,7 +150,7 @@ class Evidence:
         was_deleted: bool = False,
         required: Collection[int] | None = None,
     ) -> Status:
-        """Return the status by the rules in this module's docstring; `required` as for `is_open`."""
+        """Return the status according to the rules in this module's docstring; `required` as for `is_open`."""
         is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
@@ -163,10 +162,10 @@ class Evidence:
             return Status.EXPIRED
         return Status.DELETED if was_deleted else Status.ABSENT
 
-    # --- gathering ----------------------------------------------------------------------------------------
+    # --- collecting ---------------------------------------------------------------------------------------
 
-    def _look(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
-        """Note the ranges of a stream that are not recorded for each of the keys, and why."""
+    def _add_gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
+        """Add a stream's ranges that are not recorded for all of the keys to `uncovered`, `behind` and `new_keys`."""
         uncovered = self._gaps(stream, keys, is_proof=is_proof)
         self.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
         if not uncovered:
@@ -184,7 +183,7 @@ class Evidence:
 
     def _gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> list[Range]:
         bounds = self.ends[stream]
-        # If no leader says where a stream ends, nothing is proven about it, however often it is read.
+        # Without the leader's answer where a stream ends, reading it proves nothing: accept any coverage.
         recorded_as = proven if is_proof and bounds.is_proven else covered
         return gaps(bounds, self.held[stream], keys, recorded_as=recorded_as)
 
@@ -194,30 +193,30 @@ def evidence(
     names: Sequence[str] | None,
     key_ids: Iterable[int],
     *,
-    kept: ChunkCache | None = None,
+    chunks: ChunkCache | None = None,
     needs_firsts: bool = False,
     is_proof: bool = True,
 ) -> Evidence:
-    """Return what is known of the streams: which exist, and which ranges are not recorded for each key, or `TIME`.
+    """Return what is known of the streams: which exist, and which ranges are not recorded for all keys (or `TIME`).
 
-    `kept` gets the chunks that are read. `needs_firsts` always queries where each stream begins. Without `is_proof`,
-    ranges that release 0.4 recorded over AMQP 0.9.1 are accepted, too; they may lack rows.
+    `chunks`: A cache for the chunks that are read. `needs_firsts`: Query the first offset of each stream. Without
+    `is_proof`, ranges that release 0.4 recorded over AMQP 0.9.1 count as recorded, although they may lack rows.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
             deleted, or may not be read by this user.
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
-    servers, keys, kept = catalog.servers, tuple(key_ids), kept or ChunkCache()
-    recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
-    meant = all_names(servers, recorded, names)
-    lasts = {stream.name for stream in recorded} if len(meant) > 1 and not needs_firsts else set()
-    found = all_ends(servers, meant, is_named=names is not None, kept=kept, lasts=lasts)
+    servers, keys, chunks = catalog.servers, tuple(key_ids), chunks or ChunkCache()
+    recorded, unusable = catalog.streams(names), catalog.unreadable_streams(names)
+    searched = all_names(servers, recorded, names)
+    lasts = {stream.name for stream in recorded} if len(searched) > 1 and not needs_firsts else set()
+    found = all_ends(servers, searched, is_named=names is not None, chunks=chunks, lasts=lasts)
     ends = {stream: bounds for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
     ranges = coverage_by_stream(servers, recorded)
     numbers = {stream.name: stream.stream_id for stream in recorded}
     held = {stream: ranges.get(numbers.get(stream, 0), []) for stream in ends}
-    there = check_identity(catalog, held, ends, kept)
+    checked = check_identity(catalog, held, ends, chunks)
     result = Evidence(
         tuple(ends),
         tuple(stream for stream, bounds in found.items() if bounds is None),
@@ -228,29 +227,29 @@ def evidence(
         held,
         unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
     )
-    # All messages after an existing one are retained, too.
-    unsure = [
+    # Retention may have dropped a gap unless it begins after the message that was checked, which exists.
+    undecided = [
         stream
         for stream in lasts.intersection(ends)
         if ends[stream].first == 0
-        and any(start <= there.get(stream, start) for start, _ in result._gaps(stream, keys, is_proof=is_proof))
+        and any(start <= checked.get(stream, start) for start, _ in result._gaps(stream, keys, is_proof=is_proof))
     ]
-    # Failures are left to the next request to report.
-    for stream, now in all_ends(servers, unsure, is_named=False).items():
+    # Failures are ignored here; the next request reports them.
+    for stream, now in all_ends(servers, undecided, is_named=False).items():
         if isinstance(now, StreamBounds) and now.first is not None and now.is_proven:
             ends[stream] = StreamBounds(now.first, ends[stream].last, is_proven=True)
     for stream in ends:
-        result._look(stream, keys, is_proof=is_proof)
+        result._add_gaps(stream, keys, is_proof=is_proof)
     return result
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
-    """Like `evidence`, but with one request for all concurrent callers."""
+    """Like `evidence`, but concurrent callers share the requests."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
     known: Evidence = catalog.servers.flights.run(
         ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
     )
-    # A copy, because scans change it.
+    # Each caller gets a copy of `unproven`, because scans change it.
     return replace(known, unproven=set(known.unproven))
 
 
@@ -260,7 +259,7 @@ def gaps(
     key_ids: Iterable[int],
     recorded_as: Callable[[Iterable[CoverageRow], int], list[Range]] = proven,
 ) -> list[Range]:
-    """Return the retained offsets that are not recorded for every one of the keys."""
+    """Return the retained ranges of a stream that are not recorded for all of the keys."""
     first, last = bounds
     if first is None or last is None:
         return []
@@ -269,11 +268,11 @@ def gaps(
 
 
 IDENTITY_POLL_S: Final = (0.005, 0.5)
-"""The first and the longest pause between two checks that a stream is the recorded one, in seconds."""
+"""First and longest pause between two checks whether a stream is the recorded one, in seconds."""
 
 
 def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
-    """Read the coverage of streams, by stream id, ordered by offset."""
+    """Read the coverage of streams: rows by stream id, ordered by offset."""
     rows = servers.rows(COVERAGE_OF, {"stream_ids": [stream.stream_id for stream in recorded]})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)
     for values in rows:
@@ -296,9 +295,9 @@ ATTENDED: Final = sql(
 
 
 def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """Return a stream's ends; None if the broker certainly has no such stream; or the reason this user cannot read it.
+    """Return a stream's bounds; None if the broker certainly has no such stream; or why this user may not read it.
 
-    For a named stream, the last two are errors (`StreamNotFound`, `NotAStream`, `AccessRefused`).
+    For a named stream, the last two cases raise `StreamNotFound`, `NotAStream` or `AccessRefused`.
     """
     try:
         return servers.bounds(stream)
@@ -313,19 +312,19 @@ def all_ends(
     streams: Sequence[str],
     *,
     is_named: bool,
-    kept: ChunkCache | None = None,
+    chunks: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return `ends_of` many streams, in their order: one request for most, then single requests for the rest.
+    """Return `ends_of` many streams, in their order: one request for most streams, then one for each of the rest.
 
     For streams in `lasts` the first offset is not needed; it may be 0.
 
-    A query for one deleted stream costs an AMQP 0.9.1 connection and a channel that the broker closes. So deleted
-    streams are found together, too, unless they were named: there may be many.
+    A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
+    deleted streams may be many, so one request finds them all.
     """
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
     if len(streams) > 1:
-        found.update(servers.all_bounds(streams, kept or ChunkCache(), lasts))
+        found.update(servers.all_bounds(streams, chunks or ChunkCache(), lasts))
     others = [stream for stream in streams if stream not in found]
     gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
     for stream in others:
@@ -334,7 +333,7 @@ def all_ends(
 
 
 def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
-    """Return the streams to search: recorded streams, and named streams or partitions that are not recorded."""
+    """Return the names of the streams to search: recorded streams, and named streams or partitions that are not."""
     found = {stream.name for stream in recorded}
     for name in names or ():
         if name not in found:
@@ -348,43 +347,42 @@ def check_identity(
     catalog: Catalog,
     held: Mapping[str, Sequence[CoverageRow]],
     ends: Mapping[str, StreamBounds],
-    kept: ChunkCache | None = None,
+    chunks: ChunkCache | None = None,
 ) -> dict[str, int]:
     """Check that all streams are the recorded ones, by the message at the last recorded offset.
 
     Returns:
-        That offset, for the streams that still have it.
+        That offset, for the streams that retain it.
 
     Raises:
-        StreamReplaced: a stream is not the recorded one; field `also` has the errors of others.
-        StreamUnavailable: it is unknown now.
+        StreamReplaced: a stream is not the recorded one; field `also` has the errors of further streams.
+        StreamUnavailable: it is unknown now whether a stream is the recorded one.
     """
     positions: dict[str, Position] = {}
     for stream, bounds in ends.items():
         position = last_position(held[stream])
-        # Retention has dropped offsets before the first one. If the position is among them, all that was recorded is
-        # gone, and no answer comes from it.
+        # If retention has dropped the last recorded offset, it has dropped all recorded messages: nothing to check.
         if position is not None and (bounds.first is None or position.offset >= bounds.first):
             positions[stream] = position
-    there: dict[str, int] = {}
+    checked: dict[str, int] = {}
     deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, IDENTITY_POLL_S[0]
     while positions:
-        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or ChunkCache())
+        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, chunks or ChunkCache())
         others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
         if others:
             first, *also = [replaced(stream, positions[stream].offset) for stream in others]
             first.also = tuple(also)
             raise first
-        there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
-        # Streams without a proof cannot be decided here; the answer is unproven then.
-        doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
-        positions = {stream: positions[stream] for stream in doubted}
+        checked |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
+        # Unproven streams are not checked again: they make the answer unproven anyway.
+        undecided = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
+        positions = {stream: positions[stream] for stream in undecided}
         if not positions:
             break
         left = deadline - time.monotonic()
         if left <= 0:
-            message = f"it is unknown whether {doubted[0]!r} is the recorded stream"
-            raise StreamUnavailable(f"{message}: its leader does not answer; retry later", stream=doubted[0])
+            message = f"it is unknown whether {undecided[0]!r} is the recorded stream"
+            raise StreamUnavailable(f"{message}: its leader does not answer; retry later", stream=undecided[0])
         pause(min(pause_s, left))
         pause_s = min(2 * pause_s, IDENTITY_POLL_S[1])
-    return there
+    return checked

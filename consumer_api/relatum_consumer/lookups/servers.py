@@ -1,4 +1,4 @@
-"""The requests of lookups to PostgreSQL and the broker; the log `relatum.lookups` has each at level DEBUG."""
+"""The requests of lookups to PostgreSQL and the broker. The logger `relatum.lookups` logs each at level DEBUG."""
 
 import logging
 import threading
@@ -18,11 +18,11 @@ from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, T
 from relatum.reading import Agreement, ChunkCache, Message, Position, StreamReader, agreements
 from relatum.store.catalog import KEYS_IN_FORCE
 
-CLOSED: Final = "these relations are closed: create new ones, or use them inside the `with` block"
-"""The error message after `close`."""
+CLOSED: Final = "this `Relations` is closed: create a new one, or use it inside the `with` block"
+"""The error message of calls after `close`."""
 
-_ASKED_FOR: Final = "relatum"
-"""A stream that need not exist: any answer shows that the broker works."""
+_TEST_STREAM: Final = "relatum"
+"""The stream that health checks ask for. It need not exist: any response shows that the broker works."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -31,30 +31,30 @@ _logger: Final = logging.getLogger("relatum.lookups")
 
 
 def _logged(
-    about: Callable[..., str],
+    subject_of: Callable[..., str],
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Log a request at level DEBUG: the method's name, subject, rows of the answer, milliseconds."""
+    """Log a request at level DEBUG: the method's name, the subject, the number of rows returned, milliseconds."""
 
-    def decorate(ask: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        @wraps(ask)
-        def asked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    def decorate(request: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @wraps(request)
+        def wrapper(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
             if not _logger.isEnabledFor(logging.DEBUG):
-                return ask(*args, **options)
+                return request(*args, **options)
             began = time.perf_counter()
-            answer: Any = None
+            response: Any = None
             try:
-                answer = result = ask(*args, **options)
+                response = result = request(*args, **options)
                 return result
             finally:
-                question = {
-                    "name": ask.__name__,
-                    "about": about(*args[1:], **options),
-                    "rows": _rows(answer),
+                values = {
+                    "name": request.__name__,
+                    "about": subject_of(*args[1:], **options),
+                    "rows": _rows(response),
                     "ms": (time.perf_counter() - began) * 1e3,
                 }
-                _logger.debug("%(name)s (%(about)s): %(rows)d rows, %(ms).2f ms", question)
+                _logger.debug("%(name)s (%(about)s): %(rows)d rows, %(ms).2f ms", values)
 
-        return asked
+        return wrapper
 
     return decorate
 
@@ -62,20 +62,20 @@ def _logged(
 def _of_reader(
     method: Callable[Concatenate[StreamReader, _Arguments], _Result],
 ) -> Callable[Concatenate["Servers", _Arguments], _Result]:
-    """Wrap a method of the reader, to be called on the open reader, with its docstring."""
+    """Return a method that calls this method of the open reader."""
 
     @wraps(method)
-    def asked(self: "Servers", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    def wrapper(self: "Servers", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         result: _Result = getattr(self.reader(), method.__name__)(*args, **options)
         return result
 
-    return asked
+    return wrapper
 
 
-def _rows(answer: Any) -> int:
-    if isinstance(answer, list | dict):
-        return sum(not isinstance(each, RelatumError) for each in answer)
-    return int(answer is not None)
+def _rows(response: Any) -> int:
+    if isinstance(response, list | dict):
+        return sum(not isinstance(each, RelatumError) for each in response)
+    return int(response is not None)
 
 
 def _names(streams: Iterable[str], *_: Any) -> str:
@@ -87,8 +87,8 @@ class Health:
     """Whether both servers answer.
 
     Attributes:
-        database: What is wrong with PostgreSQL; empty if it answers, and the tables exist and may be read.
-        broker: What is wrong with the broker; empty if it answers.
+        database: PostgreSQL's error; empty if it answers, and the tables exist and may be read.
+        broker: The broker's error; empty if it answers.
     """
 
     database: str = ""
@@ -96,14 +96,14 @@ class Health:
 
     @property
     def is_well(self) -> bool:
-        """True if lookups can be answered."""
+        """Whether lookups can be answered: neither server has an error."""
         return not self.database and not self.broker
 
 
 class Servers:
     """Sends requests to PostgreSQL and the broker. Thread-safe.
 
-    `get_reader`: Returns the open reader. `timeout_s`: Seconds for one statement, or for another caller's answer.
+    `get_reader`: Returns the open reader. `timeout_s`: Seconds to wait for one statement, or for a shared request.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Servers:
         after_fork(self, Servers._begin)
 
     def _begin(self) -> None:
-        """Start without running requests, also in a forked child."""
+        """Start without shared requests, also in a forked child."""
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
-        """Return the reader, or raise if no time is left, because a request that times out closes its connection."""
+        """Return the reader. If no time is left, raise: a request that times out would close its connection."""
         if has_passed():
-            raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
+            raise ReadTimeout(f"There was no time left to query the broker ({current()}); it is safe to repeat.")
         return self._get_reader()
 
     # --- health -------------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Servers:
 
     def health(self, timeout_s: float) -> Health:
         """Check both servers, each for at most half of the time."""
-        return Health(_wrong(self._check_database, timeout_s / 2), _wrong(self._check_broker, timeout_s / 2))
+        return Health(_error_text(self._check_database, timeout_s / 2), _error_text(self._check_broker, timeout_s / 2))
 
     def _check_database(self) -> None:
         self.rows(KEYS_IN_FORCE, {})
 
     def _check_broker(self) -> None:
         self.reach()
-        self.missing([_ASKED_FOR])
+        self.missing([_TEST_STREAM])
 
     # --- the database -------------------------------------------------------------------------------------
 
@@ -156,24 +156,24 @@ class Servers:
 
     # --- the broker -------------------------------------------------------------------------------------
 
-    @_logged(lambda ids, kept=None: _names({where.stream for where in ids}))
-    def read(self, ids: Sequence[MessageId], kept: ChunkCache | None = None) -> list[Message | RelatumError]:
+    @_logged(lambda ids, chunks=None: _names({where.stream for where in ids}))
+    def read(self, ids: Sequence[MessageId], chunks: ChunkCache | None = None) -> list[Message | RelatumError]:
         """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error.
 
-        `kept`: A cache of chunks read before; None for no cache.
+        `chunks`: A cache of chunks read before; None for no cache.
         """
         reader = self.reader()
-        if len(ids) > 1 or kept is not None:
-            return list[Message | RelatumError](reader.read_all(ids, kept=kept))
+        if len(ids) > 1 or chunks is not None:
+            return list[Message | RelatumError](reader.read_all(ids, kept=chunks))
         try:
             return [reader.read(*ids[0])]
         except (NotFound, AccessRefused) as error:
             return [error]
 
     @_logged(_names)
-    def agreements(self, positions: Mapping[str, Position], kept: ChunkCache) -> dict[str, Agreement]:
-        """Check whether streams are the streams whose positions are known."""
-        return agreements(self.reader(), positions, kept)
+    def agreements(self, positions: Mapping[str, Position], chunks: ChunkCache) -> dict[str, Agreement]:
+        """Return for each stream whether the message at its recorded position is the recorded one."""
+        return agreements(self.reader(), positions, chunks)
 
     @_logged(str)
     def reach(self) -> None:
@@ -189,35 +189,35 @@ class Servers:
     scan = _logged(lambda stream, start, stop, _: f"{stream} from {start} to {stop - 1}")(_of_reader(StreamReader.scan))
 
 
-def _wrong(ask: Callable[[], None], within_s: float) -> str:
+def _error_text(check: Callable[[], None], within_s: float) -> str:
     try:
         with within(within_s):
-            ask()
+            check()
     except RelatumError as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def wait_for(turn: threading.Lock, until: float) -> None:
-    """Take a turn, until a monotonic time at most."""
-    while not turn.acquire(timeout=min(LOOK_S, max(0.0, left_s(until - time.monotonic())))):
+def wait_for(lock: threading.Lock, until: float) -> None:
+    """Acquire a lock, or raise `ReadTimeout` at a monotonic time."""
+    while not lock.acquire(timeout=min(LOOK_S, max(0.0, left_s(until - time.monotonic())))):
         if left_s(until - time.monotonic()) <= 0:
-            raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
+            raise ReadTimeout("A request shared with other calls was not answered in time; it is safe to repeat.")
 
 
 class _Subject:
-    """What callers query. `outcome` belongs to the last request begun; it is done if it is shared."""
+    """The state of one kind of request: its lock, and the outcome of the latest one, which is done if it is shared."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.outcome: Future[Any] = Future()
 
 
 class Flights:
-    """Makes one request for many callers. Thread-safe.
+    """Makes one request for many concurrent callers. Thread-safe.
 
-    A running request began before a later caller came, so it proves nothing to that caller, which waits for its end.
-    The first waiting caller makes the next request, which answers all of them.
+    A request that has already started cannot prove anything to a later caller, so that caller waits for it to end. The
+    first waiting caller then makes the next request, and shares its result with all callers that wait.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -225,28 +225,28 @@ class Flights:
         self._subjects: WeakValueDictionary[Hashable, _Subject] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def run(self, about: Hashable, ask: Callable[[], _Result]) -> _Result:
-        """Return what `ask` returns, called here or by another thread for the same `about`. The result is shared."""
+    def run(self, key: Hashable, request: Callable[[], _Result]) -> _Result:
+        """Return the result of `request`, called here or by another caller with the same key. The result is shared."""
         with self._lock:
-            subject = self._subjects.setdefault(about, _Subject())
-        began_before = subject.outcome
-        if not subject.turn.acquire(blocking=False):
-            wait_for(subject.turn, time.monotonic() + self._within_s)
+            subject = self._subjects.setdefault(key, _Subject())
+        earlier = subject.outcome
+        if not subject.lock.acquire(blocking=False):
+            wait_for(subject.lock, time.monotonic() + self._within_s)
         try:
             outcome = subject.outcome
-            if outcome is not began_before and outcome.done():
+            if outcome is not earlier and outcome.done():
                 if (error := outcome.exception()) is not None:
                     raise copy(error) from error
                 shared: _Result = outcome.result()
                 return shared
             subject.outcome = outcome = Future()
             try:
-                outcome.set_result(result := ask())
+                outcome.set_result(result := request())
             except Exception as error:
-                # The asking thread's own timeout says nothing about the others: one of them asks again.
+                # A timeout of this caller is not shared: a waiting caller with time left makes its own request.
                 if not (isinstance(error, Transient) and has_passed()):
                     outcome.set_exception(error)
                 raise
             return result
         finally:
-            subject.turn.release()
+            subject.lock.release()

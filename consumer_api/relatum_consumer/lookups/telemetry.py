@@ -21,11 +21,11 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 NAMED_MAX: Final = 16
-"""The most streams, and the most keys, that a span names."""
+"""Maximum number of streams, and of keys, that a span names."""
 
 
 def _outcome(result: Any) -> dict[str, Any]:
-    """Describe how many messages were found, and the status."""
+    """Return a span's attributes for a result: the status, the number of messages, and the streams."""
     attributes: dict[str, Any] = {}
     status = getattr(result, "status", None)
     if status is not None:
@@ -41,7 +41,7 @@ def _outcome(result: Any) -> dict[str, Any]:
 
 
 def note_sought(names: Iterable[str]) -> None:
-    """Note the searched keys in the span; never their values."""
+    """Add the names of the searched keys to the span. Values are never added."""
     otel.note(Part.LOOKUPS, lambda: {"relatum.keys": list(dict.fromkeys(names))[:NAMED_MAX]})
 
 
@@ -51,10 +51,10 @@ class LookupStatistics(ReaderStatistics):
     """The broker connections of lookups, and counts of lookups.
 
     Attributes:
-        lookup_s: Durations of lookups in seconds, including failed ones and waits for messages, but not iterations.
-        errors: Numbers of failed lookups, by the error's class.
-        asking: Running lookups, except those that wait for a message.
-        awaiting: Lookups that wait for a message (`wait_related`).
+        lookup_s: Durations of lookups in seconds, including failed lookups and `wait_related`, but not iterations.
+        errors: Number of failed lookups, by the error's class.
+        asking: Number of running lookups, except those that wait for a message.
+        awaiting: Number of lookups that wait for a message (`wait_related`).
     """
 
     lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Duration of a lookup")]
@@ -66,7 +66,7 @@ class LookupStatistics(ReaderStatistics):
 
 
 class Lookups:
-    """Counts and traces the lookups of one `Relations`. Thread-safe. `waits`: the lookups that wait for a message."""
+    """Counts and traces the lookups of one `Relations`. Thread-safe. `waits`: Lookups that wait for a message."""
 
     def __init__(self, timeout_s: float, connections_max: int, waits: Sized) -> None:
         self.timeout_s = timeout_s
@@ -78,11 +78,11 @@ class Lookups:
         self._lock = threading.Lock()
 
     @contextmanager
-    def counted(self, called: str, within_s: float | None) -> Iterator[_NoteResult]:
-        """Run the block as a lookup. It gets a function that notes the result in the lookup's span."""
+    def counted(self, name: str, within_s: float | None) -> Iterator[_NoteResult]:
+        """Run the block as a lookup. Yields a function that adds the result to the lookup's span."""
 
         def describe() -> Description:
-            return Description(f"relatum {called}", {"messaging.system": "rabbitmq", "relatum.lookup": called})
+            return Description(f"relatum {name}", {"messaging.system": "rabbitmq", "relatum.lookup": name})
 
         began = time.perf_counter()
         with self._lock:
@@ -100,12 +100,12 @@ class Lookups:
                 self._running -= 1
 
     def renew(self) -> None:
-        """Reset the running lookups in a forked child."""
+        """Reset the number of running lookups in a forked child."""
         self._lock = threading.Lock()
         self._running = 0
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
-        """Return the counts with the reader's connections; None if there is no reader."""
+        """Return the counts, with the reader's connections; None if no reader is open."""
         awaiting = len(self._waits)
         with self._lock:
             return LookupStatistics(
@@ -118,14 +118,14 @@ class Lookups:
 
 
 def lookup(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Make a method of a class with `_lookups` a lookup: it keeps the time limit, is traced by name, and counted."""
-    called = method.__name__.lstrip("_")
+    """Make a method a lookup: limited in time, traced and counted by its object's `_lookups`."""
+    name = method.__name__.lstrip("_")
 
     @wraps(method)
     def run(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         owner: Any = args[0]
         lookups: Lookups = owner._lookups
-        with lookups.counted(called, lookups.timeout_s) as note:
+        with lookups.counted(name, lookups.timeout_s) as note:
             result = method(*args, **options)
             note(result)
             return result

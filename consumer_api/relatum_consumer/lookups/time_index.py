@@ -1,11 +1,11 @@
-"""The sparse index of times: blocks of messages in the database, by the times that they span.
+"""The sparse time index: blocks of messages in the database, searched by the times that they span.
 
-A block begins and ends at the times of two of its messages, and a block of class c spans at most 4**c microseconds. So
-a block that holds the moment t begins after t - 4**c: each class is one short range of the index `time_blocks_lookup`.
+A block spans the time from its earliest to its latest message. A block of class c spans at most 4**c microseconds, so
+a block that contains the moment t begins after t - 4**c: one short range of the index `time_blocks_lookup` per class.
 
-A place is a pair (time in microseconds, offset); messages are ordered by place. Searching backwards is searching
-forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first place
-after. So all decisions are written once, for `after`.
+A place is a pair (time in microseconds, offset), and messages are ordered by place. A backward search is a forward
+search in mirrored coordinates: with the signs of times and offsets changed, the last place before a place becomes the
+first place after it. So the search is written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,7 +21,7 @@ from relatum.errors import StreamUnavailable
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range, merged
 from relatum.store.database import sql
-from relatum_consumer.lookups.answering import Lost
+from relatum_consumer.lookups.answering import LostMessages
 from relatum_consumer.lookups.catalog import PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
 
@@ -35,14 +35,14 @@ WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
 """The widest block of each class, in microseconds."""
 
 SCAN_BLOCKS_MAX: Final = 16
-"""Blocks read at once, up to 128 messages each; it bounds how many undecided messages a window holds."""
+"""Maximum number of blocks in one read, each with up to 128 messages; this bounds the memory of a read."""
 
 _GAP_OFFSETS: Final = 512
-"""A gap between two blocks that is read rather than skipped, in offsets: it takes half as long as another attach."""
+"""A gap between two blocks up to this many offsets is read, not skipped: that takes half as long as a second attach."""
 
 
 class Block(NamedTuple):
-    """One row of the index: some messages between two offsets, with the earliest and the latest of their times."""
+    """A row of the index: messages between two offsets, both included, with their earliest and their latest time."""
 
     min_us: int
     max_us: int
@@ -72,9 +72,9 @@ def earliest(block: Block, beyond: Place) -> Place | None:
 
 
 def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
-    """Group blocks, ordered by offset, into runs to read at once. A run is (first offset, last offset, blocks).
+    """Group blocks into runs, ordered by offset: (first offset, last offset, blocks). A run is read as a whole.
 
-    Overlapping blocks are in one run; others join it, up to `blocks_max`, while the gap between them is small.
+    Overlapping blocks are in one run. Further blocks join a run of fewer than `blocks_max` if the gap is small.
     """
     runs: list[tuple[int, int, list[Block]]] = []
     for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):
@@ -100,7 +100,7 @@ def _in_class(stream_id: str = ":stream_id::int") -> str:
 
 
 def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
-    # OFFSET 0 makes PostgreSQL join class by class.
+    # OFFSET 0 makes PostgreSQL join class by class, with the index.
     return f"""
         {_CLASSES}
         CROSS JOIN LATERAL (
@@ -133,7 +133,10 @@ BLOCKS_PAGE: Final = sql(
 
 
 def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
-    """Select the blocks that reach into the time from `t` to a witness: `found` over the next block of each class."""
+    """Select the blocks that overlap the time between `t` and a witness.
+
+    The witness is the time of a message beyond `t`: the aggregate `found` over the next block of each class.
+    """
     return sql(
         f"""
         WITH witness AS (
@@ -153,9 +156,9 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
     )
 
 
-# Backwards, the index has no order of ends. So it takes the block of each class that begins last, and the latest of
-# their ends: the time of a message, if perhaps not of the nearest. `b.min_us < t` is redundant, and there for the
-# index.
+# Backwards, the index has no order of the blocks' latest times. So the query takes the block of each class that begins
+# last, and the latest time of these blocks: a message has that time, but perhaps not the nearest one. The redundant
+# `b.min_us < t` lets PostgreSQL use the index.
 _T: Final = ":t::bigint"
 _WITNESS: Final = f"coalesce(witness.time_us, {_T})"
 BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
@@ -164,7 +167,7 @@ BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
     ),
 }
-"""Blocks next to a moment: those that reach into the time up to a message beyond it, or hold it if there is none."""
+"""Selects the blocks that overlap the time from `t` to a message beyond it; without one, blocks that contain `t`."""
 
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
@@ -177,7 +180,7 @@ def _blocks_of(servers: Servers, statement: sa.TextClause, stream: PresentStream
 def blocks_between(
     servers: Servers, streams: Sequence[PresentStream], low: int, high: int
 ) -> Mapping[int, list[Block]]:
-    """Read the blocks with times between two moments, both included, ordered by offset, by stream id."""
+    """Read the blocks with times between two moments, both included: by stream id, ordered by offset."""
     parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
     found: dict[int, list[Block]] = defaultdict(list)
     for stream_id, *block in servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high}):
@@ -189,7 +192,7 @@ def blocks_between(
 
 
 class Nearest:
-    """Keeps the nearest message beyond an edge. Places are in the direction's coordinates."""
+    """Collects the nearest message beyond an edge. Places are mirrored if the direction is "before"."""
 
     def __init__(self, edge: Place, direction: Direction, is_meant: Callable[[Message], bool] = lambda _: True) -> None:
         self._is_meant = is_meant
@@ -200,12 +203,12 @@ class Nearest:
         self.place: Place | None = None
         """The place of the nearest message; None while there is none."""
 
-    def turned(self, block: Block) -> Block:
-        """Convert a block to the direction's coordinates, or back."""
+    def oriented(self, block: Block) -> Block:
+        """Return the block, mirrored if the direction is "before". Its own inverse."""
         return block if self.direction == "after" else block.mirrored()
 
     def consider(self, message: Message) -> None:
-        """Consider one message."""
+        """Make a message the nearest one, if it is."""
         if message.time_us is not None and self._is_meant(message):
             place = message.time_us, message.offset
             place = place if self.direction == "after" else mirrored(place)
@@ -213,41 +216,45 @@ class Nearest:
                 self.message, self.place = message, place
 
 
-def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
-    """Pass to `nearest` the messages of the blocks that can hold the next one in time, the most promising first."""
+def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: LostMessages) -> None:
+    """Pass to `nearest` the messages of all blocks that can contain the next one in time, the most promising first."""
     read: set[Block] = set()
     reached = nearest.beyond[0]
     while True:
         t = reached if nearest.direction == "after" else -reached
         found = _blocks_of(servers, BLOCKS_BESIDE[nearest.direction], stream, floor=_floor(stream, lost), t=t)
-        blocks = [nearest.turned(block) for block in found]
-        promises = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
-        for promise, block in sorted((place, block) for place, block in promises if place is not None):
-            if nearest.place is not None and promise > nearest.place:
+        blocks = [nearest.oriented(block) for block in found]
+        places = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
+        for first_place, block in sorted((place, block) for place, block in places if place is not None):
+            if nearest.place is not None and first_place > nearest.place:
                 break
-            had, original = nearest.message, nearest.turned(block)
+            before, original = nearest.message, nearest.oriented(block)
             _read(servers, [original], stream, lost, nearest.consider)
             is_cut = original.first_offset < _floor(stream, lost)
-            is_doubted = any(where.stream == stream.name for where in lost.unread)
-            if nearest.message is had and block.max_us > nearest.beyond[0] and is_cut and not is_doubted:
+            has_unread = any(where.stream == stream.name for where in lost.unread)
+            if nearest.message is before and block.max_us > nearest.beyond[0] and is_cut and not has_unread:
                 lost.is_sure = True
         read.update(blocks)
-        # There is more beyond it, or retention has dropped the message there.
+        # Continue from the last witness: retention may have dropped its message, or there are nearer blocks beyond.
         beyond = [block.min_us for block in blocks if block.min_us > reached]
         if not beyond or (nearest.place is not None and nearest.place[0] <= max(beyond)):
             return
         reached = max(beyond)
 
 
-def _floor(stream: PresentStream, lost: Lost) -> int:
-    """The first retained offset, as far as known."""
+def _floor(stream: PresentStream, lost: LostMessages) -> int:
+    """Return the stream's first retained offset, as far as known."""
     return lost.floors.get(stream.name, 0)
 
 
 def _read(
-    servers: Servers, run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
+    servers: Servers,
+    run: Sequence[Block],
+    stream: PresentStream,
+    lost: LostMessages,
+    consider: Callable[[Message], object],
 ) -> None:
-    """Read the messages of blocks as far as they are retained, and check that they agree with each block."""
+    """Read the retained messages of blocks, and check that they agree with each block."""
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
     floor = _floor(stream, lost)
     if stop <= floor:
@@ -255,12 +262,12 @@ def _read(
     offsets: list[int] = []
     times: list[int | None] = []
 
-    def look(message: Message) -> None:
+    def collect(message: Message) -> None:
         offsets.append(message.offset)
         times.append(message.time_us)
         consider(message)
 
-    servers.scan(stream.name, max(start, floor), stop, look)
+    servers.scan(stream.name, max(start, floor), stop, collect)
     for block in run:
         inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
         if block.first_offset >= _floor(stream, lost):
@@ -273,9 +280,9 @@ def _check_block(
     inside: Sequence[int],
     times: Sequence[int | None],
     stream: PresentStream,
-    lost: Lost,
+    lost: LostMessages,
 ) -> None:
-    """Check that the offsets and times read between a block's ends agree with the block."""
+    """Check that the offsets and times of the messages that were read between a block's ends agree with the block."""
     if block.min_us in times and block.max_us in times:
         return
     bounds: StreamBounds = servers.bounds(stream.name)
@@ -287,7 +294,7 @@ def _check_block(
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
         message = (
-            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} was received: retry later"
+            f"received only a part of {stream.name!r} from {block.first_offset} to {block.last_offset}: retry later"
         )
         raise StreamUnavailable(message, stream=stream.name)
     raise replaced(stream.name, block.first_offset)
@@ -295,28 +302,28 @@ def _check_block(
 
 def read_within(
     servers: Servers,
-    held: Iterable[Block],
+    blocks: Iterable[Block],
     stream: PresentStream,
     low: int,
     high: int,
-    lost: Lost,
+    lost: LostMessages,
     consider: Callable[[Message], object],
 ) -> None:
-    """Read the messages of blocks that reach into a time span."""
-    for _, _, run in joined(held, SCAN_BLOCKS_MAX):
+    """Read the messages of blocks that overlap a time span."""
+    for _, _, run in joined(blocks, SCAN_BLOCKS_MAX):
         _read(servers, run, stream, lost, consider)
         for block in run:
-            is_certain = low <= block.min_us <= high or low <= block.max_us <= high
-            if is_certain and block.last_offset < _floor(stream, lost):
+            has_match = low <= block.min_us <= high or low <= block.max_us <= high
+            if has_match and block.last_offset < _floor(stream, lost):
                 lost.is_sure = True
 
 
 def offsets_within(
     servers: Servers, stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
 ) -> tuple[list[Range], int | None]:
-    """Return the offsets from `start` on of messages whose times are from `low` to `high`, both included.
+    """Return ranges of offsets, from `start` on, that contain all messages with times from `low` to `high`, inclusive.
 
-    Returns ranges in order, with other messages among them, and the offset to continue from, None after the last range.
+    The ranges are in order, and contain other messages, too. Also returns the offset to continue from; None at the end.
     """
     found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None

@@ -1,11 +1,11 @@
-"""Lookups that wait until there is a message, or time out with an answer.
+"""Lookups that wait until there is a message, or return an answer at their timeout.
 
-All waits of one object share one statement on the index, at an adaptive pace. It only says which waits should
-probe: each then probes by itself, as a lookup does. So it may name too many waits, and the last probe of a wait
-corrects an omission. See docs/adr/0026.
+All waits of one `Relations` share one index query, which runs at an adaptive pace. It only selects the waits that
+should probe; each of these then probes by itself, as a lookup does. So the query may select too many waits, and it may
+miss some, because each wait probes once more at its timeout. See docs/adr/0026.
 
-A wait ends like any lookup, with a proof if nothing was found. The proof takes a few milliseconds, and longer where
-bodies are large, because it queries the broker for the streams' ends. After `GRACE_S` the answer is `unproven`.
+A wait ends like any lookup, with a proof if nothing was found. The proof queries the broker for the streams' ends: this
+takes a few milliseconds, and longer with large bodies. `GRACE_S` after the timeout the answer is `unproven`.
 """
 
 import time
@@ -27,28 +27,28 @@ from relatum_consumer.lookups.catalog import Catalog, streams_meant
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""The first pause between two looks for groups, or for messages that could not be read, in seconds. It doubles."""
+"""First pause between two polls for groups, or for indexed messages that could not be read, in seconds. It doubles."""
 
 POLL_S_MAX: Final = 0.05
-"""The longest pause between two looks for groups, in seconds: about the recorder's own lag."""
+"""Longest pause between two polls for groups, in seconds: about the recorder's lag."""
 
-USELESS_POLL_S_MAX: Final = 0.5
-"""The longest pause of a wait whose value is indexed while none of the messages can be read, in seconds."""
+UNREADABLE_POLL_S_MAX: Final = 0.5
+"""Longest pause of a wait whose value is indexed, but whose messages cannot be read, in seconds."""
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause: an iteration has nothing for this many seconds. The caller sleeps and continues; it holds no thread."""
+    """Yielded by an iteration that has no item now: the caller sleeps for this many seconds, without a thread."""
 
     seconds: float
 
 
-def without_pauses(given: Generator[_Item | Pause, None, None]) -> Generator[_Item, None, None]:
+def without_pauses(items: Generator[_Item | Pause, None, None]) -> Generator[_Item, None, None]:
     """Yield the items, and sleep in this thread during pauses."""
-    with closing(given):
-        for each in given:
+    with closing(items):
+        for each in items:
             if isinstance(each, Pause):
                 pause(each.seconds)
             else:
@@ -57,9 +57,9 @@ def without_pauses(given: Generator[_Item | Pause, None, None]) -> Generator[_It
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The condition of a wait: the index may have a message with one of the values, other than `beside`.
+    """The condition of a wait: the index has a row with one of the values, other than that of the message `beside`.
 
-    The wait probes in any case at `until`, by `time.monotonic`.
+    At `until`, by `time.monotonic`, the wait probes in any case.
     """
 
     names: tuple[str, ...] | None
@@ -73,8 +73,8 @@ _GIVEN: Final = f"""
       FROM unnest(:set_numbers::int[], :set_names::text[]) AS given (set_number, set_name), relatum.streams s
       WHERE {streams_meant(None)}"""
 
-# By an index each: one condition for all three forms would compare every name with every other. The inner LIMITs make
-# PostgreSQL join row by row, by the index.
+# Three SELECTs, each with its own index: one condition for all would compare every given name with every stream. The
+# inner LIMITs make PostgreSQL join row by row, with the index.
 WATCHED: Final = sql(
     f"""
     WITH meant AS MATERIALIZED (
@@ -105,9 +105,10 @@ WATCHED: Final = sql(
     ) AS is_there
     """
 )
-"""Selects the numbers of waits that the index has a row for: one probe for each value and stream, up to the first hit.
+"""Selects the numbers of the waits for which the index has a row.
 
-Sets of streams are given once each, by their names; a name of NULL means all recorded streams.
+It probes the index for each value and stream of a wait, up to the first row. Waits on the same streams share one set of
+names; a NULL name means all recorded streams.
 """
 
 
@@ -130,49 +131,49 @@ def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
 
 
 def poll(servers: Servers, vhost: str, watches: Sequence[Watch]) -> Iterable[tuple[int, bool]]:
-    """Query the index for all waits, and return the numbers of those that may have a message."""
+    """Query the index for all waits, and yield the numbers of those that have a row."""
     return ((number, True) for (number,) in servers.rows(WATCHED, parameters_of(vhost, watches)))
 
 
 GRACE_S: Final = 0.25
-"""Seconds after a timeout in which a started request may still end: a proof mostly takes a few milliseconds."""
+"""Seconds after the timeout in which a running request may end; a proof usually takes a few milliseconds."""
 
 COLD_S: Final = 1.0
-"""Minimum seconds for reading keys and streams over a new connection, before the search can begin."""
+"""Minimum seconds allowed for reading keys and streams over a new connection, before the search can begin."""
 
 CLOSE_S: Final = 0.05
 """A transient error within this many seconds of the limit counts as the timeout."""
 
 
 class Waiting:
-    """One wait for an answer to `asked`: it probes, pauses, and probes again. With a `timeout_s` of 0 it probes once.
+    """One wait for an answer to a question: it probes, pauses, and repeats. With a `timeout_s` of 0 it probes once.
 
     Attributes:
         pause_s: Seconds to pause after a probe without an answer.
         watch: The condition to wait for after the pause.
-        is_seen: Set by the caller before the next probe: whether the index may have a message by now.
+        has_row: Set by the caller before the next probe: whether the condition was met.
     """
 
     watch: Watch
 
-    def __init__(self, catalog: Catalog, asked: Callable[[], Question], timeout_s: float) -> None:
+    def __init__(self, catalog: Catalog, make_question: Callable[[], Question], timeout_s: float) -> None:
         self._catalog = catalog
-        self._asked = asked
+        self._make_question = make_question
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
-        self._useless_pause_s = POLL_S_MIN
+        self._unreadable_pause_s = POLL_S_MIN
         self.pause_s = 0.0
-        self.is_seen = False
+        self.has_row = False
 
-    def look(self) -> Answer | None:
-        """Probe the index, and return the answer if it has a message or time is over; None to keep waiting."""
+    def probe(self) -> Answer | None:
+        """Probe the index. Return the answer if there is a message or the timeout has passed; None to keep waiting."""
         if not self._timeout_s:
-            return answer(self._catalog, self._asked())
+            return answer(self._catalog, self._make_question())
         ends_at = self._until + GRACE_S
         if self._question is None:
             with within(max(ends_at - time.monotonic(), COLD_S)):
-                self._question = self._asked()
+                self._question = self._make_question()
                 self._catalog.check_names(self._question.names)
         question, now = self._question, time.monotonic()
         try:
@@ -183,30 +184,30 @@ class Waiting:
         except Transient as error:
             if time.monotonic() < ends_at - CLOSE_S:
                 raise
-            return self._out_of_time(question, error)
+            return self._timeout_answer(question, error)
         if found is None:
-            self._rest(question)
+            self._prepare_pause(question)
         return found
 
     def _probed(self, question: Question) -> Answer | None:
         try:
             found = probe(self._catalog, question)
         except StreamReplaced:
-            # A recorder will correct the record, or the proof at the end reports it.
+            # A recorder will correct the record; otherwise the proof at the timeout reports the error.
             question.being_read.clear()
             return None
         return question.named(recorded_answer(self._catalog, question.names, found)) if found.hits else None
 
-    def _rest(self, question: Question) -> None:
+    def _prepare_pause(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
         self.watch, self.pause_s = Watch(question.names, values, question.own.first, self._until), 0.0
-        if self.is_seen:
-            # The index keeps naming a message that retention dropped or that cannot be read.
-            self.pause_s = max(0.0, min(self._useless_pause_s, self._until - time.monotonic()))
-            self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
+        if self.has_row:
+            # The index has a row of a message that retention has dropped, or that cannot be read: back off.
+            self.pause_s = max(0.0, min(self._unreadable_pause_s, self._until - time.monotonic()))
+            self._unreadable_pause_s = min(2 * self._unreadable_pause_s, UNREADABLE_POLL_S_MAX)
 
-    def _out_of_time(self, question: Question, error: Transient) -> Answer:
-        """Return what is known, without further requests."""
+    def _timeout_answer(self, question: Question, error: Transient) -> Answer:
+        """Return an unproven answer from what is known, without further requests."""
         streams = self._catalog.recorded(question.names) or question.names
         if not streams:
             raise error
