@@ -279,9 +279,9 @@ class StreamUnavailable(BrokerUnavailable):
 
 
 class StreamNotHere(StreamUnavailable):
-    """No replica of the stream on a reachable node answers (fields `stream`, `offset`)."""
+    """No replica of the stream on a reachable node answers (fields `stream`, `offset`: None without one)."""
 
-    offset: int
+    offset: int | None = None
 
 
 class DatabaseUnavailable(Transient):

@@ -163,6 +163,7 @@ class StreamReader(Closing):
         if not isinstance(result, StreamNotHere):
             return result
         stream, offset = result.stream, result.offset
+        assert offset is not None, "it was read at an offset"
         if offset < first_offsets.get(stream, 0):
             return offset_error(stream, offset, StreamBounds(first_offsets[stream], None, is_proven=True))
         try:

@@ -264,7 +264,8 @@ class Filler:
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
                 f"the stream {self._stream.name!r} ends at {last} on this node, but should reach "
-                f"{part.to_offset - 1}: this replica lags, or the stream lost its tail; retry later"
+                f"{part.to_offset - 1}: this replica lags, or the stream lost its tail; retry later",
+                stream=self._stream.name,
             )
 
     def _skip_missing(self, work: "_Work", to_offset: int) -> None:
