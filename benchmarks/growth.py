@@ -17,7 +17,7 @@ from benchmarks._recorder import catch_up
 from benchmarks._results import Row
 from relatum.store.catalog import ensure_stream
 from relatum.store.database import make_engine
-from relatum.store.parts import PART_BYTES, close_parts, copy_rows, turn_parts
+from relatum.store.parts import PART_BYTES, advance_parts, close_parts, copy_rows
 
 BATCH_ROWS: Final = 50_000
 """Rows in a transaction: a recorder that catches up writes 40,000 to 60,000."""
@@ -158,7 +158,7 @@ def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: G
         figures={"rows_per_s": grown.rates, "whole_rows_per_s": before.rates},
     )
     context.say("closing full parts")
-    close_parts(engine, turn_parts(engine, part_bytes))
+    close_parts(engine, advance_parts(engine, part_bytes))
     yield asked.related(context, small, engine, grown)
     yield asked.sizes(engine, before)
     yield from asked.bounded(context, small, engine, grown)
@@ -174,7 +174,7 @@ def _tended(engine: sa.Engine, part_bytes: int) -> Iterator[None]:
 
     def tend() -> None:
         while not stop.wait(TENDED_S):
-            close_parts(engine, turn_parts(engine, part_bytes))
+            close_parts(engine, advance_parts(engine, part_bytes))
 
     thread = threading.Thread(target=tend)
     thread.start()

@@ -228,7 +228,7 @@ class Question:
         return found
 
     def _is_before(self, row: Row, flight: Row) -> bool:
-        # Flights are published in the order of their times, so all rows before this flight are earlier.
+        # SharedRequests are published in the order of their times, so all rows before this flight are earlier.
         return self.stream == FLIGHTS or row.headers[TIME_HEADER] < flight.headers[TIME_HEADER]
 
 

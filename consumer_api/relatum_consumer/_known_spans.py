@@ -28,7 +28,7 @@ ALWAYS: Final = INTEGER_MIN
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownSpans:
     """What is known of a stream or super stream.
 
     Attributes:
@@ -62,7 +62,7 @@ class Known:
         return set(self.behind).intersection(self.evidence.unrecorded_streams(catalog))
 
 
-def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
+def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
     """Return what is known of a stream or super stream, with respect to all of the keys.
 
     Raises:
@@ -79,10 +79,10 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name])
     behind = [stream for stream, ends in found.ends.items() if not ranges[stream] or ranges[stream][-1][1] < ends.end]
-    return Known(name, queried_us, tuple(spans), found, tuple(behind))
+    return KnownSpans(name, queried_us, tuple(spans), found, tuple(behind))
 
 
-def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
+def still(catalog: Catalog, before: KnownSpans, by: KeyDefinition) -> KnownSpans:
     """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
     catalog.forget()
     definition = catalog.definition(by.name)

@@ -7,7 +7,7 @@ needs a message's offset calls `relatum.publish` (`publish_async` for aio-pika) 
 from typing import TYPE_CHECKING
 
 from relatum import errors
-from relatum.common.faces import imported_later
+from relatum.common.faces import lazy_attributes
 from relatum.common.ids import MessageId
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _MODULES = {
 
 # Every import of a submodule runs this module first. Eager imports here would load pika and SQLAlchemy for the keys and
 # the wire format, which need neither, and at every start of the command.
-__getattr__ = imported_later(__name__, _MODULES)
+__getattr__ = lazy_attributes(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

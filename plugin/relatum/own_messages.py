@@ -27,7 +27,7 @@ from relatum.common.closing import Closing
 from relatum.common.ids import MessageId
 from relatum.common.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
 from relatum.common.processes import after_fork, leave_to_parent
-from relatum.common.waiting import ended, log_failure, may_be_mended, may_repeat
+from relatum.common.waiting import ended, log_failure, may_repeat, needs_operator
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -261,7 +261,7 @@ class DeadLetterPublisher:
             try:
                 self._dead_letters.publish(message, reason, **self._headers)
             except Exception as error:
-                if may_repeat(error) or may_be_mended(error):
+                if may_repeat(error) or needs_operator(error):
                     raise
                 # A retry would fail again and block the following messages.
                 extra = {"stream": message.stream, "offset": message.offset}

@@ -17,7 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 from pika.spec import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED
 
 from relatum.common.checks import checked_name, checked_names, shown
-from relatum.common.headers import BROKERS_OWN
+from relatum.common.headers import RESERVED_PREFIX
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
@@ -289,7 +289,7 @@ def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
     The broker names the type only when it refuses a different declaration. It always refuses this one: no exchange is
     internal, durable, auto-deleted and of type direct.
     """
-    if exchange.startswith(BROKERS_OWN):
+    if exchange.startswith(RESERVED_PREFIX):
         raise InvalidInput(f"Exchange {exchange!r} is one of the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
         raise NotFound(f"There is no exchange {exchange!r}: its publishers must declare it first; nothing was changed.")

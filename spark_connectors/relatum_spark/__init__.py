@@ -14,7 +14,7 @@ Needs the extra `spark`. The package can be imported without the extra; its name
 
 from typing import TYPE_CHECKING, Any, Final
 
-from relatum.common.faces import imported_later
+from relatum.common.faces import lazy_attributes
 from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _NAMES_BY_MODULE: Final = {
 """The public names by module. A module is imported at the first use of one of its names: pyspark takes a second."""
 
 
-_imported: Final = imported_later(
+_imported: Final = lazy_attributes(
     __name__, {name: f"{__name__}.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
 )
 

@@ -150,7 +150,7 @@ def test_streams_are_spread_where_they_wait_for_each_other(
     owner: Owner, bed: Bed, monkeypatch: pytest.MonkeyPatch, lets_in: bool
 ) -> None:
     """One connection has room for all with a broker that does not have them wait, or that lets no other in."""
-    monkeypatch.setattr("relatum.reading.following._connection.CROWD", 2 if lets_in else 1)
+    monkeypatch.setattr("relatum.reading.following._connection.CROWDED_STREAMS", 2 if lets_in else 1)
     with new_streams(bed.amqp, 5) as streams:
         owner.follow(streams[0])
         owner.wait_event(streams[0], CaughtUp)

@@ -228,7 +228,7 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         collecting.put("d")
         wait_until(lambda: other.follow(stream, 0), what="the stream left to the other member")
         collecting.place.declare_again()
-        other.set_back(stream, 0, is_new=True)
+        other.rewind(stream, 0, is_new=True)
         assert other.follow(stream, 0) is not None
         collecting.put(*"xyz")
         entries = [Collected(MessageId(stream, n), "xyz"[n], "order", 1, None) for n in range(collected)]

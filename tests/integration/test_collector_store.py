@@ -416,7 +416,7 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     member.add(entries(0, 1, 2), Advance("orders", 0, 3, Position(2, 7, 1)))
     member.forward(BULK, places(0, 1))
     member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0))
-    member.set_back("orders", 0, is_new=True)
+    member.rewind("orders", 0, is_new=True)
     followed = member.follow("orders", 5)
     assert followed is not None
     assert (followed.next_offset, followed.known_by) == (0, None)
@@ -437,7 +437,7 @@ def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
     with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
         gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collector_sources"))  # type: ignore[arg-type]
         gate.execute("SELECT pg_advisory_lock(1)")
-        ending = threads.submit(member.set_back, "orders", 0, is_new=True)
+        ending = threads.submit(member.rewind, "orders", 0, is_new=True)
         wait_until(lambda: committing(database.engine), what="the old generation ends")
         collecting = threads.submit(member.add, entries(5))
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
@@ -514,7 +514,7 @@ def test_the_collectors_role_is_enough(database: Database) -> None:
         member = StoreMember(acting("relatum_collector"))
         member.follow("orders", 0)
         consumed(member, 0)
-        member.set_back("orders", 0, is_new=True)
+        member.rewind("orders", 0, is_new=True)
         member.take_over(["order"], 10)
         assert member.renew()
         member.close()

@@ -7,7 +7,7 @@ import pytest
 
 from relatum_consumer.groups import _consumer as claims
 from relatum_consumer.groups._assembly import MEMBERS, ROWS_BETWEEN
-from relatum_consumer.groups._finding import WRITE_DOWN
+from relatum_consumer.groups._finding import STORE_WINDOW
 from relatum_consumer.groups._groups import HOLDERS
 from relatum_consumer.groups._one_group import NEWEST, UNFINISHED
 from tests.support.plans import (
@@ -83,7 +83,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "asking for one": (claims.STATE_OF, ONE, "", 400),
     "who has some": (HOLDERS, {"consumer_id": 1}, "", 400),
     "what is scanned": (claims.SCANS, {"consumer_id": 1, "stream_ids": [1, 2]}, "", 400),
-    "writing down": (WRITE_DOWN, WRITTEN, "", 3_000),
+    "writing down": (STORE_WINDOW, WRITTEN, "", 3_000),
 }
 """Each with its parameters, the index that must find its rows, and the pages that it may read."""
 

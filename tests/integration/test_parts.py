@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.recording import upkeep, verify
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.database import as_engine
-from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, part_may_hold_values, turn_parts
+from relatum.store.parts import Part, advance_parts, copy_rows, drop_parts, empty_parts, part_may_hold_values
 from relatum.store.rows import copy_text
 from relatum_consumer.lookups.by_key import probe_statement
 from tests.support import new_streams, wait_until
@@ -45,7 +45,7 @@ def of_recorder(parts: Parts, database_url: str) -> Iterator[Parts]:
 
 def test_a_recorder_may_do_all_of_it_and_change_nothing_else(of_recorder: Parts) -> None:
     """Without any right on the schema: parts are made, filled, closed, made compact and dropped."""
-    turn_parts(of_recorder.engine)
+    advance_parts(of_recorder.engine)
     of_recorder.write(range(MESSAGES))
     of_recorder.turn()
     of_recorder.write(range(MESSAGES, 2 * MESSAGES))
@@ -62,7 +62,7 @@ def test_a_recorder_may_do_all_of_it_and_change_nothing_else(of_recorder: Parts)
 
 def test_a_consumer_reads_parts_that_were_made_later_and_makes_none(parts: Parts) -> None:
     """Its right is of the whole table; the functions are the recorder's."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     parts.turn()
     parts.write(range(MESSAGES))
     with parts.engine.connect() as connection:
@@ -75,19 +75,19 @@ def test_a_consumer_reads_parts_that_were_made_later_and_makes_none(parts: Parts
 def test_many_make_the_next_part_at_once(parts: Parts) -> None:
     """Recorders that look at the same time make one next part together, and none of them fails."""
     assert [(part.part, part.is_opened) for part in parts.all()] == [(0, True), (1, True)]
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     assert [(part.part, part.is_opened) for part in parts.all()] == [(0, True), (1, True), (2, False)]
     for expected in range(3, 8):
         start = threading.Barrier(4)
 
         def look(start: threading.Barrier = start) -> None:
             start.wait()
-            turn_parts(parts.engine, 0)
-            turn_parts(parts.engine)
+            advance_parts(parts.engine, 0)
+            advance_parts(parts.engine)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: look(), range(4)))
-        turn_parts(parts.engine)
+        advance_parts(parts.engine)
         found = parts.all()
         assert [part.part for part in found] == list(range(len(found)))
         assert [part.is_opened for part in found] == [True] * (len(found) - 1) + [False]
@@ -96,7 +96,7 @@ def test_many_make_the_next_part_at_once(parts: Parts) -> None:
 
 def test_a_part_that_is_written_is_not_closed(parts: Parts) -> None:
     """A transaction that took the open part has it until it ends, and all its rows are counted when it is closed."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     with parts.engine.begin() as writing:
         copy_rows(writing, parts.lines(range(MESSAGES)))
         parts.turn()
@@ -113,7 +113,7 @@ def test_a_part_that_is_written_is_not_closed(parts: Parts) -> None:
 
 def test_who_chose_a_part_that_is_closed_meanwhile_writes_into_another(parts: Parts, database_url: str) -> None:
     """A recorder that waited for a part's row while the part was closed writes into the next one."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     with parts.engine.begin() as closing, ThreadPoolExecutor(1) as pool:
         closing.execute(sa.text("SELECT FROM relatum.table_parts WHERE part = 1 FOR UPDATE"))
         writing = pool.submit(parts.write, range(MESSAGES))
@@ -127,7 +127,7 @@ def test_who_chose_a_part_that_is_closed_meanwhile_writes_into_another(parts: Pa
 
 def test_rows_of_one_transaction_lie_in_the_order_of_values(parts: Parts) -> None:
     """Whatever order they come in, and whatever is in a value: so each page of the index is come to once."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     values = [f"{n * 7919 % 1009:04d}" for n in range(1009)] + ["line\nend", "line\u2028end\x85", "tab\tand\\"]
     texts = [f"1\t{copy_text(value)}\t{parts.stream_id}\t\\N\t{n}\n" for n, value in enumerate(values)]
     with parts.engine.begin() as connection:
@@ -138,7 +138,7 @@ def test_rows_of_one_transaction_lie_in_the_order_of_values(parts: Parts) -> Non
 
 def test_a_closed_part_has_a_dense_index(parts: Parts) -> None:
     """The index that grew with random values is replaced; lookups use the new one under the old one's name."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     with parts.engine.begin() as connection:
         for start in range(0, 20_000, 1000):
             numbers = range(start, start + 1000)
@@ -202,7 +202,7 @@ def a_day_passes(parts: Parts) -> None:
 def test_a_stream_that_is_kept_for_long_keeps_no_part_of_others(parts: Parts) -> None:
     """The rows of a long-kept stream leave a part a day after it is marked, and the part is dropped a day later."""
     kept = parts_of(parts.engine, "kept")
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     parts.write(range(MESSAGES))
     kept.write([1, 2, 3])
     parts.turn()
@@ -246,7 +246,7 @@ def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
                 asked += 1
         return asked
 
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     parts.turn()
     with ThreadPoolExecutor(2) as pool:
         looking = [pool.submit(look) for _ in range(2)]
@@ -267,7 +267,7 @@ def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
 
 def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has its row once though parts fill up, close and become compact under two recorders."""
-    for limit, value in {"PART_BYTES": 8192, "TURN_S": 0.02, "TEND_S": 0.02}.items():
+    for limit, value in {"PART_BYTES": 8192, "TURN_S": 0.02, "MAINTAIN_S": 0.02}.items():
         monkeypatch.setattr(upkeep, limit, value)
     add_keys(place.engine, ["order"])
     with new_streams(place.amqp, 2) as streams:
@@ -285,7 +285,7 @@ def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.Monkey
 
 def test_a_plan_made_for_an_empty_part_does_not_outlive_that(parts: Parts) -> None:
     """A session that planned while a part was empty probes the part's index once it has rows."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     with parts.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sa.text("VACUUM ANALYZE"))
         connection.execute(sa.text("SET plan_cache_mode = force_generic_plan"))
@@ -294,13 +294,13 @@ def test_a_plan_made_for_an_empty_part_does_not_outlive_that(parts: Parts) -> No
         explained = sa.text("EXPLAIN EXECUTE asked('v')")
         assert "Seq Scan on relationships_1" in "\n".join(connection.scalars(explained))
         parts.write(range(40_000))
-        turn_parts(parts.engine)
+        advance_parts(parts.engine)
         assert "Seq Scan on relationships_1" not in "\n".join(connection.scalars(explained))
 
 
 def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: str) -> None:
     """Values in the order of time: a closed part that cannot have one is left out, one that has it never."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     for start in range(0, 5 * MESSAGES, MESSAGES):
         rows = [f"1\tv{n:08d}\t{parts.stream_id}\t{n}\t{n}\n" for n in range(start, start + MESSAGES)]
         with parts.engine.begin() as connection:
@@ -329,7 +329,7 @@ def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: st
 
 def test_a_part_is_closed_by_what_was_committed_alone(parts: Parts) -> None:
     """A transaction that sees an older state than the rows would write down too little, and rows would not be found."""
-    turn_parts(parts.engine)
+    advance_parts(parts.engine)
     parts.turn()
     older = replace(parts, engine=parts.engine.execution_options(isolation_level="REPEATABLE READ"))
     with pytest.raises(sa.exc.DBAPIError, match="READ COMMITTED"):

@@ -106,7 +106,7 @@ class Moves:
     def begin(self, name: str, target: int) -> int:
         source, to = self._store.find([name])[name].stream, self._store.partitions()[target].stream
         begun = self._moves.begin(source, to, frozenset([name]), 0, 0, name)
-        return self._moves.let_fence(begun.move_id).move_id
+        return self._moves.assign_fence_epoch(begun.move_id).move_id
 
     def end(self, move_id: int, offset: int = 5) -> None:
         """End it, with fence and marker at the offset."""

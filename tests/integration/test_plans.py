@@ -144,10 +144,10 @@ def step(statement: Any, pages_a_value: int, span: dict[str, Any] = ANY_TIME) ->
 
 PLANS = {
     **{name: Plan(sql, values, **COSTS.get(name, {})) for name, (sql, values) in PROBES.items()},
-    "a hot value, after a moment": Plan(by_time.KEYED_BESIDE["after"], VALUE | {"t": AT, "o": 1}),
-    "a hot value, before a moment": Plan(by_time.KEYED_BESIDE["before"], VALUE | {"t": AT, "o": 1}),
-    "blocks at and after": Plan(time_index.BLOCKS_BESIDE["after"], BLOCKS | {"t": AT}),
-    "blocks at and before": Plan(time_index.BLOCKS_BESIDE["before"], BLOCKS | {"t": AT}),
+    "a hot value, after a moment": Plan(by_time.KEYED_NEIGHBOUR["after"], VALUE | {"t": AT, "o": 1}),
+    "a hot value, before a moment": Plan(by_time.KEYED_NEIGHBOUR["before"], VALUE | {"t": AT, "o": 1}),
+    "blocks at and after": Plan(time_index.BLOCKS_NEIGHBOUR["after"], BLOCKS | {"t": AT}),
+    "blocks at and before": Plan(time_index.BLOCKS_NEIGHBOUR["before"], BLOCKS | {"t": AT}),
     "blocks around a moment": Plan(time_index.BLOCKS_BETWEEN, BLOCKS | AROUND | {"stream_ids": [1, 2]}),
     "the first blocks in a span": Plan(
         time_index.BLOCKS_PAGE, BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "blocks_max": 10}
@@ -156,7 +156,7 @@ PLANS = {
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),
     "coverage": Plan(COVERAGE_OF, THREE),
-    "who is recorded now": Plan(proof.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
+    "who is recorded now": Plan(proof.RECORDED_NOW, {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
     "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
     "a step of a trace": step(traces.rows_of_values(None), 50),

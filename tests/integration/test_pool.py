@@ -195,7 +195,7 @@ def test_a_transaction_that_has_no_time_to_begin_leaves_its_connection_as_it_was
         sa.event.listen(database.engine, "begin", lambda _: ending.end_in(0), once=True)
         with pytest.raises(DatabaseUnavailable), database.transaction():
             raise AssertionError("not reached")
-        ending.begin_anew()
+        ending.restart()
         with database.transaction() as connection:
             assert connection.execute(PID).all() == [before]
 

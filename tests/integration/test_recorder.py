@@ -281,12 +281,12 @@ def test_nothing_is_left_when_waits_for_a_receipt_are_told(place: Place) -> None
     left = list[dict[str, int | None]]()
 
     class Waits:
-        def hurry(self) -> None:
+        def poll_soon(self) -> None:
             left.append(recorder.left())
 
     with closing(EmbeddedRecorder(place.amqp, place.database)) as recorder:
         waits: Any = Waits()
-        recorder.hurry(waits)
+        recorder.poll_soon(waits)
         recorder.watch("", place.stream)
         place.put((b"", {"relatum_receipt": "r1"}))
         wait_until(lambda: left, what="the receipt")

@@ -68,7 +68,7 @@ def test_a_lost_race_or_a_lock_concerns_its_own_stream_alone(place: Place, tails
         other.execute("SELECT FROM relatum.coverage WHERE coverage_id = %s FOR UPDATE", [locked])
         commit_shares(place.engine, shares)
     assert [share.is_committed for share in shares] == [True, False, False, True, True]
-    assert [share.is_held_up for share in shares] == [False, True, False, False, False]
+    assert [share.is_blocked for share in shares] == [False, True, False, False, False]
     commit_shares(place.engine, [shares[1]])
     assert shares[1].is_committed
     assert [len(rows_of(place.engine, name)) for name in tails] == [3, 3, 2, 3, 3]
@@ -196,5 +196,5 @@ def test_a_tail_that_is_another_one_by_now_is_not_moved(
     with engine.connect() as connection:
         assert not close_tails(connection, [shares[0].row])
     commit_shares(engine, shares)
-    assert [(share.is_committed, share.is_held_up) for share in shares] == [(False, False)]
+    assert [(share.is_committed, share.is_blocked) for share in shares] == [(False, False)]
     assert len(rows_of(engine, "s2")) == (3 if has_moved else 0)

@@ -13,7 +13,7 @@ from relatum.keys import moment as moment_of
 from relatum.recording import backfill, set_record_time
 from relatum.store.database import Database
 from relatum_consumer import Relations, Status
-from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTH_CLASSES, WIDTHS_US, Block
+from relatum_consumer.lookups.time_index import BLOCKS_BETWEEN, BLOCKS_NEIGHBOUR, WIDTH_CLASSES, WIDTHS_US, Block
 from tests.support import delete_stream, new_streams, publish_plain, unique_name
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
@@ -97,10 +97,10 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
         floor = chance.choice([0, 0, 3000])
         known = [Block(*row) for row in rows if row.last_offset >= floor]
         witness = min((block.min_us for block in known if block.min_us > t), default=t)
-        found = select(BLOCKS_BESIDE["after"], t=t, floor=floor)
+        found = select(BLOCKS_NEIGHBOUR["after"], t=t, floor=floor)
         assert found == sorted(block for block in known if block.min_us <= witness and block.max_us >= t)
         # Backwards, the next message beyond need not be the nearest.
-        found = select(BLOCKS_BESIDE["before"], t=t, floor=floor)
+        found = select(BLOCKS_NEIGHBOUR["before"], t=t, floor=floor)
         beyond = [block.max_us for block in found if block.max_us < t]
         assert bool(beyond) == any(block.max_us < t for block in known)
         low = min(beyond, default=t)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from relatum.store.parts import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
+from relatum.store.parts import Part, advance_parts, close_parts, copy_rows, retain_from, table_parts_of
 from tests.support import wait_until
 from tests.support.place import Place
 
@@ -51,7 +51,7 @@ class Parts:
     def turn(self) -> None:
         last = max(part.part for part in self.all() if part.is_opened)
         wait_until(
-            lambda: turn_parts(self.engine, 0)[-1].part > last + 1 or self.all()[-2].part > last, what="a next part"
+            lambda: advance_parts(self.engine, 0)[-1].part > last + 1 or self.all()[-2].part > last, what="a next part"
         )
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Parts:
 
     def close_first(self) -> None:
         """Close part 1, of whose messages none is retained and whose old index is still there; part 2 has others."""
-        turn_parts(self.engine)
+        advance_parts(self.engine)
         self.write(range(MESSAGES))
         self.turn()
         self.write(range(MESSAGES, 2 * MESSAGES))

@@ -133,7 +133,7 @@ def publish(publications: publication.Publications, world: Any, name: str, strea
     sent = publications.next_of(placement)
     world.send(placement, sent)
     try:
-        if not publications.counts_at_once(sent):
+        if not publications.is_known_valid(sent):
             publications.settle(name, must=False)
     except RelatumError as error:
         raise Unsettled from error
@@ -402,8 +402,8 @@ class World:
                 return self.moves[move_id]
             case Asked("find", (stream, control, from_offset)):
                 return self._find_control(stream, control, from_offset)
-            case Asked("let_fence", (move_id,)):
-                return self.let_fence(move_id)
+            case Asked("assign_fence_epoch", (move_id,)):
+                return self.assign_fence_epoch(move_id)
             case Asked("set_fenced", (move_id, attempt, fence_offset)):
                 step = self.moves[move_id]
                 if not step.fence_epoch:
@@ -490,7 +490,7 @@ class World:
         step = self.moves[move_id] = replace(self.moves[move_id], **changes)
         return step
 
-    def let_fence(self, move_id: int) -> MoveStep:
+    def assign_fence_epoch(self, move_id: int) -> MoveStep:
         step = self.moves[move_id]
         if step.fence_epoch:
             return step

@@ -21,7 +21,7 @@ from relatum_consumer.lookups.by_time import TimeMethods
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups
-from relatum_consumer.lookups.time_index import BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US, Block, earliest, mirrored
+from relatum_consumer.lookups.time_index import BLOCKS_BETWEEN, BLOCKS_NEIGHBOUR, WIDTHS_US, Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
 
@@ -112,7 +112,7 @@ class World:
 
     def _beside(self, sql: Any, given: Any, rows: list[Block]) -> list[Block]:
         t = given["t"]
-        if sql is BLOCKS_BESIDE["after"]:
+        if sql is BLOCKS_NEIGHBOUR["after"]:
             beyond = sorted(block.min_us for block in rows if block.min_us > t)
             low, high = t, [t, *beyond][: self.witness + 1][-1]
         else:

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL, make_url
 
 from relatum import errors
-from relatum.common.waiting import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
+from relatum.common.waiting import BACKOFF_S, QUESTION_S, backoff, may_repeat, needs_operator
 from relatum.errors import ConfigurationError
 from relatum.store.address import parse_database
 from relatum.store.database import make_engine, sql
@@ -170,10 +170,10 @@ def test_what_may_be_repeated(kind: type[Exception]) -> None:
     error = kind("what happened")
     assert may_repeat(error) == issubclass(kind, errors.Transient)
     if issubclass(kind, FINAL) or kind not in ALL:
-        assert not may_be_mended(error)
+        assert not needs_operator(error)
     if kind in MENDED:
         # A missing permission or stream is retried more and more rarely, since it does not appear by itself.
-        assert may_be_mended(error)
+        assert needs_operator(error)
 
 
 def test_pauses_grow_to_their_longest() -> None:

@@ -13,8 +13,8 @@ from relatum.reading import Agreement, Message, Position, Properties, SocketConn
 from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, _delivery
 from relatum.reading.following._connection import (
     CHUNKS_MAX,
-    CROWD,
-    UNDER_WAY_MAX,
+    CROWDED_STREAMS,
+    IN_FLIGHT_MAX,
     UNSENT_BYTES_MAX,
     WINDOW_BYTES,
     Connection,
@@ -22,7 +22,7 @@ from relatum.reading.following._connection import (
     Subscription,
     Subscriptions,
 )
-from relatum.reading.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, Gathering
+from relatum.reading.following._delivery import BYTES, STREAMS, UNRELEASED_BYTES_MAX, Delivery, Gathering
 from relatum.reading.following._followed import Finding, Followed
 from relatum.wire.chunk import Chunk
 from relatum.wire.session import StreamSession
@@ -275,7 +275,7 @@ async def test_a_stream_of_which_the_owner_has_much_is_given_no_more_until_it_is
     """A stream at its limit of delivered bytes waits until the owner is done; other streams continue."""
     bench = Bench()
     one, other = await attached(bench, "one", "other")
-    one.on_chunk(chunk_of(0, [b"x" * GIVEN_BYTES]))
+    one.on_chunk(chunk_of(0, [b"x" * UNRELEASED_BYTES_MAX]))
     one.on_chunk(chunk(1))
     other.on_chunk(chunk(0))
     await bench.after()
@@ -337,7 +337,7 @@ async def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be
     """A replaced stream is reported after the failure of a corrupt chunk that came before it."""
     bench = Bench()
     (one,) = await attached(bench, "s")
-    for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
+    for each in (chunk_of(0, [b"x" * UNRELEASED_BYTES_MAX]), chunk_of(1, [b"x"], count=3), chunk(4)):
         one.on_chunk(each)
     one.on_ended(Interrupted())
     # The owner has not released the first, so the others wait.
@@ -400,11 +400,11 @@ def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version:
     session.server_properties = {"version": version}
     subscriptions = Subscriptions(session)
     added = list[Subscription]()
-    for number in range(CROWD):
+    for number in range(CROWDED_STREAMS):
         assert not subscriptions.is_crowded
         added.append(subscriptions.add(Followed(cast(Any, None), f"s{number}", number, 0, None), 0))
     added[0].on_chunk(sized(10))
-    assert added[0].credit() == (UNDER_WAY_MAX if waits else CHUNKS_MAX - 1)
+    assert added[0].credit() == (IN_FLIGHT_MAX if waits else CHUNKS_MAX - 1)
     assert subscriptions.is_crowded is waits
     assert subscriptions.room > 0
     subscriptions.remove(added[0])

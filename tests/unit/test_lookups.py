@@ -13,13 +13,13 @@ from relatum.common.waiting import Deadline, within
 from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, SharedReader, StreamBounds
-from relatum_consumer._known_spans import ALWAYS, Known, _intersection, _low, _union, still
+from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union, still
 from relatum_consumer.lookups import answering, servers
-from relatum_consumer.lookups.answering import Gathered
+from relatum_consumer.lookups.answering import Matches
 from relatum_consumer.lookups.by_key import sought
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence
-from relatum_consumer.lookups.servers import Flights, Servers
+from relatum_consumer.lookups.servers import Servers, SharedRequests
 from tests.support import wait_until
 from tests.support.standstill import in_time
 
@@ -107,7 +107,7 @@ class _Proof:
     def __init__(self, threads: ThreadPoolExecutor, error: RelatumError | None = None) -> None:
         self.begun = 0
         self.is_under_way, self.go_on = threading.Event(), threading.Event()
-        self.flights = Flights(LIMIT_S)
+        self.flights = SharedRequests(LIMIT_S)
         self._threads, self._error = threads, error
 
     def __call__(self) -> int:
@@ -150,7 +150,7 @@ def test_who_comes_while_it_is_under_way_shares_the_next(error: RelatumError | N
 
 def test_that_the_time_of_one_is_over_is_nothing_to_the_others(waiting: list[Any]) -> None:
     """A question that ends at its caller's deadline is asked again for the others that wait for it."""
-    flights, goes_on = Flights(LIMIT_S), threading.Event()
+    flights, goes_on = SharedRequests(LIMIT_S), threading.Event()
     begun: list[int] = []
 
     def ask() -> int:
@@ -195,8 +195,8 @@ def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Any]
         assert (first.result(LIMIT_S), second.result(LIMIT_S)) == (1, 2)
 
 
-def of_spans(*spans: tuple[int, int]) -> Known:
-    return Known("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
+def of_spans(*spans: tuple[int, int]) -> KnownSpans:
+    return KnownSpans("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def first_three(messages: Iterable[Message]) -> list[Message]:
 
 def test_with_a_limit_the_first_ones_are_kept_and_no_more() -> None:
     """With a limit the first matches are kept, whatever order messages come in, and few are held at a time."""
-    gathered = Gathered(lambda each: each.offset % 2 == 0, "", first=first_three, limit=3)
+    gathered = Matches(lambda each: each.offset % 2 == 0, "", first=first_three, limit=3)
     most = 0
     for number in range(100_000):
         gathered.consider(message(number * 7919 % 100_003))
@@ -266,7 +266,7 @@ def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPa
     """Without a limit a lookup ends before its messages fill the memory; a small one counts as its object."""
     monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 10_000)
     for size, most in ((5_000, 2), (0, 20)):
-        gathered = Gathered(lambda each: True, "ask for less")
+        gathered = Matches(lambda each: True, "ask for less")
         for number in range(most - 1):
             gathered.consider(message(number, size))
         with pytest.raises(InvalidInput, match="ask for less"):
@@ -276,7 +276,7 @@ def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPa
 def test_the_same_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is read twice counts once."""
     monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 2)
-    gathered = Gathered(lambda each: True, "")
+    gathered = Matches(lambda each: True, "")
     for each in (message(1), message(2), message(1)):
         gathered.consider(each)
     assert len(gathered.messages) == 2

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from relatum.common.closing import Keeper, close_when_dropped
-from relatum.common.processes import after_fork, of_one_process
+from relatum.common.closing import PeriodicThread, close_when_dropped
+from relatum.common.processes import after_fork, refuse_in_child
 from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, UsedAfterFork
 from tests.support.forking import in_child
@@ -22,7 +22,7 @@ class _Single:
     def __init__(self) -> None:
         self.name = "mine"
         self.closed = 0
-        of_one_process(self, "a thing")
+        refuse_in_child(self, "a thing")
 
     def use(self) -> str:
         return self.name
@@ -92,7 +92,7 @@ class _Owner:
     def __init__(self) -> None:
         self.calls: SimpleQueue[str] = SimpleQueue()
         self.ended = threading.Event()
-        self.ends: Keeper | None = None
+        self.ends: PeriodicThread | None = None
 
     def call(self) -> None:
         self.calls.put(threading.current_thread().name)
@@ -104,18 +104,18 @@ class _Owner:
 def test_a_thread_calls_again_until_it_is_ended() -> None:
     """The function is called until `end` returns; ended from within the call, the thread does not wait for itself."""
     owner = _Owner()
-    keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="again")
+    keeper = PeriodicThread(owner, _Owner.call, every_s=EVERY_S, name="again")
     assert [owner.calls.get(timeout=90) for _ in range(3)] == ["again"] * 3
     keeper.end()
     assert not [thread for thread in threading.enumerate() if thread.name == "again"]
-    owner.ends = Keeper(owner, _Owner.call, every_s=0.05, name="ends itself")
+    owner.ends = PeriodicThread(owner, _Owner.call, every_s=0.05, name="ends itself")
     assert owner.ended.wait(90)
 
 
 def test_a_thread_ends_with_its_owner() -> None:
     """A keeper's thread ends once its owner is dropped."""
     owner = _Owner()
-    keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="alone")
+    keeper = PeriodicThread(owner, _Owner.call, every_s=EVERY_S, name="alone")
     owner.calls.get(timeout=90)
     gone = weakref.ref(owner)
     del owner

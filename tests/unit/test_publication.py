@@ -50,7 +50,7 @@ class _World(World):
         source = self.placements[name].stream
         ends = len(self.streams[source]), len(self.streams[target])
         begun = self.begin_move(source, target, frozenset({name}), *ends)
-        return self.let_fence(begun.move_id)
+        return self.assign_fence_epoch(begun.move_id)
 
     def switch(self, move: MoveStep) -> None:
         self.streams[move.target].append(Marker(move.move_id, move.epoch, move.names, move.source, 0))

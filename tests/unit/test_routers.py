@@ -98,7 +98,7 @@ def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: py
     core.publications.look = looked.set
     for _ in range(2):
         core.published()
-        wait_until(lambda: core._looks is None, what="the thread's rest")
+        wait_until(lambda: core._refresher is None, what="the thread's rest")
     monkeypatch.setattr("relatum.contexts._router_core.RESTS_AFTER_S", 60.0)
     publish_until(core, looked)
 

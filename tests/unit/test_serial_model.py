@@ -322,7 +322,7 @@ def test_a_fence_of_an_earlier_release_is_not_taken_for_the_moves() -> None:
     world = World(("a",))
     go_on(world, begun(world, world.publish, 0, "a", "p0"))
     mover = begun(world, start_move, world, frozenset("a"), "p1")
-    go_on(world, mover, "let_fence")
+    go_on(world, mover, "assign_fence_epoch")
     old = begun(world, world.start, "mover", stepwise(old_go_on, world.asking, 1))
     go_on(world, old, "set_fenced")
     world._perform(mover)

@@ -42,7 +42,7 @@ class _World:
     def look(self, move_id: int) -> MoveStep:
         return self.found
 
-    def let_fence(self, move_id: int) -> MoveStep:
+    def assign_fence_epoch(self, move_id: int) -> MoveStep:
         return BEGUN
 
     def publish(self, stream: str, control: Control) -> None:
@@ -77,7 +77,7 @@ def test_a_fence_waits_for_as_long_as_a_look_serves() -> None:
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:
     """A fence that is confirmed and not found is looked for a few times, then the move is left to a later attempt."""
     world, error = stopped(BEGUN)
-    assert world.asked == ["find", "publish", *["find"] * moving.LOOKS_MAX]
+    assert world.asked == ["find", "publish", *["find"] * moving.SEARCHES_MAX]
     assert error.stream == "s"
 
 

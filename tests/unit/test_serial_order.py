@@ -8,11 +8,11 @@ import pytest
 from relatum.contexts._order import (
     FINDINGS_MAX,
     NO_ENTRY,
-    Counted,
     Finding,
     FindingKind,
     OrderCheck,
     SerialReport,
+    ValidMessage,
 )
 from relatum.contexts._partition_log import Adoption, Data, Entry, Fence, Marker, Placed
 
@@ -33,7 +33,7 @@ def marker(move_id: int, epoch: int, source: str, fence_offset: int, *contexts: 
     return Marker(move_id, epoch, frozenset(contexts or ("c",)), source, fence_offset)
 
 
-def read(partitions: Partitions, *, first: Any = None, floors: Any = None) -> tuple[SerialReport, list[Counted]]:
+def read(partitions: Partitions, *, first: Any = None, floors: Any = None) -> tuple[SerialReport, list[ValidMessage]]:
     begin = {stream: (first or {}).get(stream, 0) for stream in partitions}
     report = SerialReport("s", "serialization_context")
 

@@ -181,7 +181,7 @@ def test_an_answer_that_is_announced_is_asked_for_soon(table: Table) -> None:
     waits = SharedWait(table.poll, first_s=LIMIT_S)
     table.there.add(1)
     answer = waits.ask(1)
-    waits.hurry()
+    waits.poll_soon()
     assert answer.result(SOON_S) == "v1"
 
 

@@ -244,7 +244,7 @@ def _upsert(where: str) -> str:
 
 # One statement is one round trip and one transaction: it stores a window as scanned, together with the states of the
 # groups that have messages in it, if no other member has scanned it. So a member that dies leaves no partial result.
-WRITE_DOWN: Final = sql(
+STORE_WINDOW: Final = sql(
     f"""
     WITH moved AS (
       INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
@@ -330,7 +330,7 @@ class Scanner:
             window = {"from_offset": unscanned.grows, "expected": start, "to_offset": stop}
             source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id}
             states = self._states(row[0] for row in touched)
-            ((stored,),) = self._catalog.servers.rows(WRITE_DOWN, states | window | source)
+            ((stored,),) = self._catalog.servers.rows(STORE_WINDOW, states | window | source)
             if not stored:
                 return False
         return True

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from relatum import metrics
-from relatum.common.closing import Closing, Keeper
-from relatum.common.processes import new_holder, of_one_process
+from relatum.common.closing import Closing, PeriodicThread
+from relatum.common.processes import new_holder, refuse_in_child
 from relatum.common.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
@@ -116,9 +116,9 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._idle = IdleBackoff(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
         self._counts = dict.fromkeys(("given", "redelivered", "given_up"), 0)
-        self._keeper: Keeper | None = None
+        self._keeper: PeriodicThread | None = None
         self._take_lock = threading.Lock()
-        of_one_process(self, "a group consumer")
+        refuse_in_child(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
     def __next__(self) -> SharedGroup:
@@ -145,7 +145,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _next_or_pause(self) -> SharedGroup | Pause | None:
         if self._keeper is None:
             every_s = renewal_s(self._consumer.lease_s)
-            self._keeper = Keeper(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
+            self._keeper = PeriodicThread(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
         is_end = not self._options.follow or self._idle.is_over
         try:
             found = self._next()
@@ -369,7 +369,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._call = call
         self._end = end
         self._shared = shared
-        of_one_process(self, "a group consumer")
+        refuse_in_child(self, "a group consumer")
 
     async def __anext__(self) -> AsyncSharedGroup:
         """Return the next group; see `SharedGroups.__next__`."""

@@ -57,7 +57,7 @@ _SPARE: Final = 64
 """Messages held beyond twice the limit before surplus ones are dropped, so that small limits rarely sort."""
 
 
-class Gathered:
+class Matches:
     """Collects matching messages of several streams while they are read."""
 
     def __init__(

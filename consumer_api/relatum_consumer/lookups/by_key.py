@@ -21,8 +21,8 @@ from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
     FoundMessages,
-    Gathered,
     LostMessages,
+    Matches,
     Row,
     answered,
     check_count,
@@ -183,7 +183,7 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
     found = probe(catalog, question)
     if known is None:
         return found
-    gathered = Gathered(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
+    gathered = Matches(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
     by_id = {hit.id: hit for hit in found.hits}
     for message in gathered.messages:

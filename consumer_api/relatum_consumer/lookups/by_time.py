@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, FoundMessages, Gathered, LostMessages, Row, answered, verified
+from relatum_consumer.lookups.answering import Find, FoundMessages, LostMessages, Matches, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
@@ -323,7 +323,7 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
     return search.found(closest[:1], lost)
 
 
-def _keyed_beside(beyond: str, order: str) -> sa.TextClause:
+def _keyed_neighbour(beyond: str, order: str) -> sa.TextClause:
     return sql(
         f"""
         SELECT r.stream_offset, r.time_us
@@ -337,9 +337,9 @@ def _keyed_beside(beyond: str, order: str) -> sa.TextClause:
     )
 
 
-KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
-    "after": _keyed_beside(">", ""),
-    "before": _keyed_beside("<", "DESC"),
+KEYED_NEIGHBOUR: Final[Mapping[Direction, sa.TextClause]] = {
+    "after": _keyed_neighbour(">", ""),
+    "before": _keyed_neighbour("<", "DESC"),
 }
 """Selects the row of a key's value in a stream next to (`t`, `o`), in the order of (time, offset): offset, time."""
 
@@ -355,7 +355,7 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
     while nearest.message is None:
         parameters = {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id, "t": edge[0], "o": edge[1]}
         parameters["floor"] = lost.floors.get(stream.name, 0)
-        rows = servers.rows(KEYED_BESIDE[nearest.direction], parameters)
+        rows = servers.rows(KEYED_NEIGHBOUR[nearest.direction], parameters)
         if not rows:
             return
         places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
@@ -376,7 +376,7 @@ def _within(
         return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
     lost, servers, targets = LostMessages(), search.catalog.servers, search.targets()
-    found = Gathered(is_meant, "ask for a shorter time span", first=first, limit=limit)
+    found = Matches(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
         blocks = by_stream[stream.stream_id]

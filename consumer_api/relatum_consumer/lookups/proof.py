@@ -105,7 +105,7 @@ class Evidence:
         if not self.behind:
             return ()
         try:
-            rows = catalog.servers.rows(ATTENDED, {"vhost": catalog.vhost, "streams": sorted(self.behind)})
+            rows = catalog.servers.rows(RECORDED_NOW, {"vhost": catalog.vhost, "streams": sorted(self.behind)})
         except Transient:
             return ()  # A hint must not fail the lookup.
         return tuple(sorted(self.behind.difference(name for (name,) in rows)))
@@ -281,7 +281,7 @@ def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> d
     return ranges
 
 
-ATTENDED: Final = sql(
+RECORDED_NOW: Final = sql(
     """
     SELECT s.name
     FROM relatum.streams s

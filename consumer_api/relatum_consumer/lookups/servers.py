@@ -120,7 +120,7 @@ class Servers:
 
     def _begin(self) -> None:
         """Start without shared requests, also in a forked child."""
-        self.flights = Flights(self.timeout_s)
+        self.flights = SharedRequests(self.timeout_s)
 
     def reader(self) -> StreamReader:
         """Return the reader. If no time is left, raise: a request that times out would close its connection."""
@@ -213,7 +213,7 @@ class _Subject:
         self.outcome: Future[Any] = Future()
 
 
-class Flights:
+class SharedRequests:
     """Makes one request for many concurrent callers. Thread-safe.
 
     A request that has already started cannot prove anything to a later caller, so that caller waits for it to end. The

@@ -161,7 +161,7 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
 # `b.min_us < t` lets PostgreSQL use the index.
 _T: Final = ":t::bigint"
 _WITNESS: Final = f"coalesce(witness.time_us, {_T})"
-BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
+BLOCKS_NEIGHBOUR: Final[Mapping[Direction, sa.TextClause]] = {
     "after": _beside(f"b.min_us > {_T} ORDER BY b.min_us", "min(beyond.min_us)", _T, _WITNESS),
     "before": _beside(
         f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
@@ -222,7 +222,7 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
     reached = nearest.beyond[0]
     while True:
         t = reached if nearest.direction == "after" else -reached
-        found = _blocks_of(servers, BLOCKS_BESIDE[nearest.direction], stream, floor=_floor(stream, lost), t=t)
+        found = _blocks_of(servers, BLOCKS_NEIGHBOUR[nearest.direction], stream, floor=_floor(stream, lost), t=t)
         blocks = [nearest.oriented(block) for block in found]
         places = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
         for first_place, block in sorted((place, block) for place, block in places if place is not None):

@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from relatum.common.faces import imported_later
+from relatum.common.faces import lazy_attributes
 
 if TYPE_CHECKING:
     from relatum_consumer.web.application import WebServer, make_application
@@ -23,4 +23,4 @@ _MODULE_BY_NAME = {
 }
 
 # Imported on first use, so that `relatum --help` works without the extra.
-__getattr__ = imported_later(__name__, _MODULE_BY_NAME)
+__getattr__ = lazy_attributes(__name__, _MODULE_BY_NAME)

@@ -33,7 +33,7 @@ from relatum.common.checks import (
     shown,
 )
 from relatum.common.closing import Closing
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import AfterStop, backoff, within
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.outcomes import Outcome
@@ -87,7 +87,7 @@ class Collector:
         self._shared = CollectorLoop(store, Core(bytes_max, bulks_max), self._streams, lease_s)
         self._type_of = type_of
         self._is_started = False
-        of_one_process(self, "a collector")
+        refuse_in_child(self, "a collector")
         metrics.report(self._shared, collector=self.name)
 
     def _check_awaited(self, called: Callable[..., object]) -> None:

@@ -26,8 +26,8 @@ from relatum.common.waiting import (
     ended,
     in_thread,
     log_failure,
-    may_be_mended,
     may_repeat,
+    needs_operator,
 )
 from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
 from relatum.outcomes import Outcome
@@ -105,7 +105,7 @@ class CollectorLoop:
             try:
                 done = call()
             except Exception as error:
-                if not (may_repeat(error) or may_be_mended(error)):
+                if not (may_repeat(error) or needs_operator(error)):
                     self.outages.forget(label)
                     raise
                 self.outages.failed(label, error)

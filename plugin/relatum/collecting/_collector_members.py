@@ -121,7 +121,7 @@ MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
     WHERE source_id = :of_source::integer AND stream_offset >= :to::bigint""")
 
-SET_BACK: Final = sql("""
+REWIND: Final = sql("""
     UPDATE relatum.collector_sources
     SET position = :to::bigint, last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
         moved_at = now()
@@ -228,7 +228,7 @@ class CollectorMembers:
 
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member with executors for these types; return its id."""
-        self.ending.begin_anew()
+        self.ending.restart()
         with self._database.transaction() as connection:
             connection.execute(ADD_COLLECTOR, {"of_vhost": self._vhost, "named": self.name, "kept_s": self._keep_s})
             self._collector = self._find(connection)
@@ -279,7 +279,7 @@ class CollectorMembers:
         rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
-    def set_back(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
+    def rewind(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
         """Set the position. Unfinished messages from there on (all if the stream is new) fail and free their places."""
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -294,7 +294,7 @@ class CollectorMembers:
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
-            connection.execute(SET_BACK, {"id": source.source_id, "to": to})
+            connection.execute(REWIND, {"id": source.source_id, "to": to})
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""

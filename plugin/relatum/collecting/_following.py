@@ -27,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, ends_of_known
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ class CollectedStream:
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
         name, store, reader = self.name, self._shared.store, self._follower.reader()
-        bounds = ends_of_known(reader, name)
+        bounds = bounds_of_known(reader, name)
         offsets = range(bounds.first or 0, 0 if bounds.last is None else bounds.last + 1)
 
         def is_changed(offset: int) -> bool:
@@ -394,7 +394,7 @@ class CollectedStream:
         unchanged = bisect_left(offsets, True, key=is_changed)
         last = store.last_collected(name, offsets.start + unchanged - 1)
         if last is None or last[0] not in offsets:
-            store.set_back(member, name, offsets.start, is_new=True)
+            store.rewind(member, name, offsets.start, is_new=True)
             return
         self._warn("stream %r has lost its end: continuing after offset %d", name, last[0], agreed=last[0])
-        store.set_back(member, name, last[0] + 1, is_new=False)
+        store.rewind(member, name, last[0] + 1, is_new=False)

@@ -71,7 +71,7 @@ class AsyncClosing(ABC):
         await self.close()
 
 
-class Keeper:
+class PeriodicThread:
     """A daemon thread that calls `call(owner)` every `every_s` seconds.
 
     It ends when `end` is called or the owner is garbage-collected. A forked child does not have the thread.

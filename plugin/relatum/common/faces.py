@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 
-def imported_later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a package.
 
     Args:

@@ -43,7 +43,7 @@ CONTROL_HEADER: Final = "relatum_control"
 Serial consumers search a record's bytes for this name before they decode it, so no other header may begin with it.
 """
 
-BROKERS_OWN: Final = "amq.rabbitmq."
+RESERVED_PREFIX: Final = "amq.rabbitmq."
 """Prefix of the names that the broker reserves: direct reply-to, log, trace. Relatum sends no queries about them."""
 
 NAME_BYTES_MAX: Final = 255

@@ -4,8 +4,8 @@ A forked child has only the thread that forked. It shares the parent's sockets, 
 stays locked forever. So each such object behaves in a child in one of two ways:
 
 - It works: `after_fork` makes it create new locks and forget its connections without using them.
-- It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. The parent continues to use
-  its threads, leases, numbers and connections.
+- It ends: after `refuse_in_child`, calls raise `UsedAfterFork`, and closing it does nothing. The parent continues to
+  use its threads, leases, numbers and connections.
 
 A process that does not fork, and a parent, pay nothing. Other ways to start processes copy no objects.
 """
@@ -44,7 +44,7 @@ def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
     _renewals[owner] = renew
 
 
-def of_one_process(owner: Any, what: str) -> None:
+def refuse_in_child(owner: Any, what: str) -> None:
     """End an object in each forked child: its public methods raise `UsedAfterFork`, and closing it does nothing.
 
     Args:

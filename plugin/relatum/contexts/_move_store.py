@@ -248,7 +248,7 @@ class MoveStore(PlacementStore):
         parameters = self._with_id(holder=new_holder(), lease_s=LEASE_S)
         return next((row.move_id for row in self.database.rows(TAKE_ABANDONED, parameters, once=True)), None)
 
-    def let_fence(self, move_id: int) -> MoveStep:
+    def assign_fence_epoch(self, move_id: int) -> MoveStep:
         """Assign the fence's epoch. Call this when no publisher relies on a refresh from before the move."""
         return self._after(_LET_FENCE, move_id)
 

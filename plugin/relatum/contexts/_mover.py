@@ -59,7 +59,7 @@ _RETRIED: Final = (Transient, PublishNacked, PublishUnroutable)
 WAIT_S: Final = 0.01
 """Seconds of one pause while the mover waits for publishers; it renews its lease between pauses."""
 
-LOOKS_MAX: Final = 5
+SEARCHES_MAX: Final = 5
 """How often to search for a confirmed control message. One search finds it, unless the replica lags."""
 
 _SEARCH_PAUSE_S: Final = 0.1
@@ -98,7 +98,7 @@ def _wait_for_publishers(world: "Mover", move_id: int) -> MoveStep:
     began = world.elapsed_s()
     while world.elapsed_s() - began <= MOVE_WAIT_S:
         world.sleep(WAIT_S)
-    return world.let_fence(move_id)
+    return world.assign_fence_epoch(move_id)
 
 
 def _complete(world: "Mover", found: MoveStep) -> MoveStep:
@@ -126,7 +126,7 @@ def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: i
     if at is not None:
         return at
     world.publish(stream, control)
-    for _ in range(LOOKS_MAX):
+    for _ in range(SEARCHES_MAX):
         at = world.find(stream, control, from_offset)
         if at is not None:
             return at
@@ -196,8 +196,8 @@ class Mover:
         self._persist(self._store.attend, move_id, self._holder)
         return self._remember(self._persist(self._store.look, move_id))
 
-    def let_fence(self, move_id: int) -> MoveStep:
-        return self._remember(self._persist(self._store.let_fence, move_id))
+    def assign_fence_epoch(self, move_id: int) -> MoveStep:
+        return self._remember(self._persist(self._store.assign_fence_epoch, move_id))
 
     def publish(self, stream: str, control: Control) -> None:
         self._persist(self._streams.publish, stream, control)

@@ -133,7 +133,7 @@ It is unknown if retention has dropped the message or the stream was deleted.
 NO_ENTRY: Final = Data(None, None)
 
 
-class Counted(NamedTuple):
+class ValidMessage(NamedTuple):
     """A valid message of the application. An adopted message is valid at its adoption."""
 
     context: str | None
@@ -157,9 +157,9 @@ class OrderCheck:
         self._stream = ""
         self._latest: dict[str | None, int] = {}
         self._strays: dict[MessageId, Data] = {}
-        self._adopted: dict[MessageId, Counted] = {}
+        self._adopted: dict[MessageId, ValidMessage] = {}
         self._fences: set[int] = set()
-        self._runs: defaultdict[str, dict[int, dict[str, tuple[Counted, Counted]]]] = defaultdict(dict)
+        self._runs: defaultdict[str, dict[int, dict[str, tuple[ValidMessage, ValidMessage]]]] = defaultdict(dict)
         """For each context and epoch: the first and last message of each session."""
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
@@ -168,7 +168,7 @@ class OrderCheck:
         self._log = PartitionLog(floors)
         self._latest = {}
 
-    def add(self, offset: int, entry: Entry) -> Counted | None:
+    def add(self, offset: int, entry: Entry) -> ValidMessage | None:
         """Return the message that is valid at an offset, or None."""
         at = MessageId(self._stream, offset)
         if isinstance(entry, (Fence, Marker)):
@@ -184,14 +184,14 @@ class OrderCheck:
             counted = self._adoption(at, entry)
         else:
             epoch = self._latest.get(entry.context, 0) if entry.placed is None else entry.placed.epoch
-            counted = Counted(entry.context, at, epoch, entry.placed)
+            counted = ValidMessage(entry.context, at, epoch, entry.placed)
         if counted is not None:
             self._report.messages += 1
             self._report.unplaced += counted.placed is None
             self._order(counted)
         return counted
 
-    def _order(self, counted: Counted) -> None:
+    def _order(self, counted: ValidMessage) -> None:
         """Check the next message of a context. Offsets rise within a partition."""
         context, at, epoch, placed = counted
         if context is None:
@@ -223,7 +223,7 @@ class OrderCheck:
             # A hold delays messages, but does not change whether they are valid.
             self._log.end(move_id)
 
-    def _adoption(self, at: MessageId, entry: Adoption) -> Counted | None:
+    def _adoption(self, at: MessageId, entry: Adoption) -> ValidMessage | None:
         message = MessageId(entry.stream, entry.offset)
         target = self._look(entry.stream, entry.offset)
         if target is None:
@@ -233,7 +233,7 @@ class OrderCheck:
             self._add_finding(FindingKind.FALSE_ADOPTION, at, entry.context, what)
             return None
         self._report.adopted += message in self._strays and message not in self._adopted
-        counted = self._adopted[message] = Counted(entry.context, at, entry.epoch, target.placed)
+        counted = self._adopted[message] = ValidMessage(entry.context, at, entry.epoch, target.placed)
         return counted
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
@@ -246,7 +246,7 @@ class OrderCheck:
             if at not in self._adopted:
                 self._add_finding(FindingKind.STRAY, at, entry.context, f"{entry.placed} is behind its fence")
         for runs in self._runs.values():
-            last: dict[str, Counted] = {}
+            last: dict[str, ValidMessage] = {}
             for _, run in sorted(runs.items()):
                 for session, (earliest, latest) in run.items():
                     if session in last:
@@ -254,7 +254,7 @@ class OrderCheck:
                     last[session] = latest
         self._report.contexts = len(self._runs)
 
-    def _compare(self, before: Counted, counted: Counted) -> None:
+    def _compare(self, before: ValidMessage, counted: ValidMessage) -> None:
         assert before.placed is not None
         assert counted.placed is not None
         if before.placed.number >= counted.placed.number:

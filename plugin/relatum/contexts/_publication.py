@@ -133,7 +133,7 @@ class Publications:
         placed = Placed(placement.epoch, self.name, next(self._numbers))
         return Sent(placement.name, placement.stream, placed)
 
-    def counts_at_once(self, sent: Sent) -> bool:
+    def is_known_valid(self, sent: Sent) -> bool:
         """Return whether a message confirmed just now is known to be valid. If not, call `settle`."""
         # Check the refresh before the cache: a later refresh proves nothing about an earlier state of the cache.
         if self._trusts() and self.cache.still(sent):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from relatum import metrics
-from relatum.common.closing import Keeper
+from relatum.common.closing import PeriodicThread
 from relatum.common.waiting import LEAST_S, Deadline, Outages, ended, has_passed, log_failure, pause, within
 from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
@@ -78,7 +78,7 @@ class RouterCore:
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(self, elapsed_s, options)
-        self._looks: Keeper | None = None
+        self._refresher: PeriodicThread | None = None
         self._away_until = self._idle_at = 0.0
         self._outages = Outages(logger)
         # Created here: the constructor raises the error of a wrong URL.
@@ -157,7 +157,7 @@ class RouterCore:
         with self._lock:
             was_open, self._is_closed = self.is_open, True
             self.is_open = self.has_layout = False
-            looks, self._looks = self._looks, None
+            looks, self._refresher = self._refresher, None
         if looks is not None:
             looks.end()
         if was_open:
@@ -245,8 +245,10 @@ class RouterCore:
         """Count a message with a name. The first message, and the first after a pause, starts the refresh thread."""
         with self._lock:
             self._published += 1
-            if self._looks is None and self.options.trust_clock and not self._is_closed:
-                self._looks = Keeper(self, RouterCore._refresh, every_s=LOOK_EVERY_S, name="relatum looks")
+            if self._refresher is None and self.options.trust_clock and not self._is_closed:
+                self._refresher = PeriodicThread(
+                    self, RouterCore._refresh, every_s=LOOK_EVERY_S, name="relatum refresh"
+                )
 
     def published_unnamed(self) -> None:
         with self._lock:
@@ -260,9 +262,9 @@ class RouterCore:
             self._idle_at = now + RESTS_AFTER_S
         elif now >= self._idle_at:
             with self._lock:
-                if self._looks is not None and self._published == self._published_at_refresh:
-                    self._looks.end()
-                    self._looks = None
+                if self._refresher is not None and self._published == self._published_at_refresh:
+                    self._refresher.end()
+                    self._refresher = None
         if (published < BUSY_MESSAGES and not unchecked) or now < self._away_until:
             return
         try:

@@ -20,7 +20,7 @@ from relatum import publishing
 from relatum.common.checks import checked_seconds, shown
 from relatum.common.headers import PLACED_HEADER
 from relatum.common.ids import MessageId
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
@@ -185,7 +185,7 @@ class RouterBase(Generic[Options]):
             raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
         self._core = RouterCore(super_stream, database, self._options, broker=broker)
         self._create_parts()
-        of_one_process(self, "a router")
+        refuse_in_child(self, "a router")
 
     def _create_parts(self) -> None:
         """Create the objects that this kind of router needs in addition to its core."""
@@ -250,7 +250,7 @@ class RouterBase(Generic[Options]):
             error.settle = self._for_application(self._settle_unknown, error.settle, sent)
             raise
         with outcome_unknown(name, self._for_application(self._settle, name)):
-            if not publications.counts_at_once(sent):
+            if not publications.is_known_valid(sent):
                 await self._call(partial(publications.settle, name, must=False))
         core.published()
         return placement, result

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from relatum import metrics, otel
 from relatum.common.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.common.closing import Closing
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import AfterStop, backoff, log_failure, within
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Step
@@ -161,7 +161,7 @@ class ConsumerBase:
         self._store = ConsumerStore(name, database, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
         self._is_started = self._is_closed = False
-        of_one_process(self, "a serial consumer")
+        refuse_in_child(self, "a serial consumer")
         metrics.report(self._member, super_stream=super_stream, consumer=name)
 
     def _check_startable(self) -> None:

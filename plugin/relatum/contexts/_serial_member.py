@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
-from relatum.common.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
+from relatum.common.waiting import ComponentLoop, Outages, RepeatedTask, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._placement_store import PlacementStore
@@ -52,9 +52,9 @@ Taken: TypeAlias = tuple[Partition, Step]
 
 
 class Member:
-    surplus: Duty
+    surplus: RepeatedTask
     """Releases partitions above this member's share."""
-    holds: Duty
+    holds: RepeatedTask
     """Releases the messages of complete holds."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Member:
         self._call_for_lease = partial(self.loop.ask, threads=self._lease_thread)
         self.ask_broker = partial(self.loop.ask, threads=self._broker_threads)
         self._ended = threading.Event()
-        self._duties: list[Duty] = []
+        self._duties: list[RepeatedTask] = []
         self._partitions.clear()
         self._holder: str | None = None
         self._surplus = 0
@@ -99,7 +99,7 @@ class Member:
         if self.stopping.is_set():
             self._begin()
         self.stopping.clear()
-        self.store.ending.begin_anew()
+        self.store.ending.restart()
         try:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)

@@ -32,7 +32,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamReader, ends_of_known
+from relatum.reading import Message, StreamReader, bounds_of_known
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.store.settling import CommitInDoubt
 
@@ -343,7 +343,7 @@ class Partition:
         assert opened is not None, "events follow the opening"
         assert opened.known_by is not None, "only a stream that was read before can be replaced"
         reader = self.member.follower.reader()
-        bounds = ends_of_known(reader, self.stream)
+        bounds = bounds_of_known(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
         at = None if last_ms is None or bounds.last is None else self._first_recent_offset(reader, last_ms)
         if at is None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from relatum.common.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.common.closing import Closing
 from relatum.common.limits import INTEGER_MAX, PARTITIONS_MAX
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.contexts import _mover as moving
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
@@ -95,7 +95,7 @@ class SerializationContexts(Closing):
         except BaseException:
             self._database.close()
             raise
-        of_one_process(self, "a mover of contexts")
+        refuse_in_child(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
         if self._streams is None:

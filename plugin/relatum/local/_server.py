@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Self
 
 from relatum.common.checks import checked_count, checked_name, checked_seconds, seconds_text
 from relatum.common.closing import close_when_dropped
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
 
@@ -62,7 +62,7 @@ class LocalServer(ABC):
     def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 120.0) -> None:
         self.directory = checked_directory(directory)
         self._start_timeout_s = checked_seconds("start_timeout_s", start_timeout_s, zero=False)
-        of_one_process(self, "a private server")
+        refuse_in_child(self, "a private server")
         self._kept: Identity | None = None
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._log_start = 0

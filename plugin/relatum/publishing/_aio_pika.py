@@ -22,7 +22,7 @@ from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 from pamqp.encode import encode_table_value
 
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.errors import (
     PublishError,
     PublishNacked,
@@ -56,7 +56,7 @@ class _Publisher(LateBound):
         self._interception = interception
         frame_bytes_max = underlay.connection.connection_tune.frame_max
         self._stamper = interception.stamper(frame_bytes_max, read_property=_read_property)
-        of_one_process(self, "an intercepted connection")
+        refuse_in_child(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Publish a stamped message. Arguments, result and errors before sending are aiormq's."""

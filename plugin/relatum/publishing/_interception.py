@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 from relatum import metrics
 from relatum.common.checks import as_options, checked_choice, checked_name, checked_seconds
 from relatum.common.closing import close_when_dropped, close_within
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import in_thread
 from relatum.errors import (
     ConfigurationError,
@@ -176,11 +176,11 @@ class Interception:
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
         if self._recorder is None:
             self.agreement.tell(None)
-        of_one_process(self, "an intercepted connection")
+        refuse_in_child(self, "an intercepted connection")
         metrics.report(self.counts, owner=self, client=client)
 
     def check_usable(self) -> None:
-        """Raise `UsedAfterFork` in a forked child, by `of_one_process`; otherwise do nothing."""
+        """Raise `UsedAfterFork` in a forked child, by `refuse_in_child`; otherwise do nothing."""
 
     def address(self) -> BrokerAddress:
         """Return the address and login for reading streams: those of the option `broker`, or of the connection."""
@@ -231,7 +231,7 @@ class Interception:
             named, records = frozenset(self.options.streams), self.records
             locator = Locator(self.address(), self.options.database, named, self.counts.receipt_s, records=records)
             if self._recorder is not None:
-                self._recorder.hurry(locator.waits)
+                self._recorder.poll_soon(locator.waits)
             # Close the locator even if the connection is garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator

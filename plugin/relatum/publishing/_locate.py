@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.common.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
+from relatum.common.headers import RECEIPT_HEADER, RESERVED_PREFIX, TIME_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.waiting import LEAST_S, SharedWait, within
 from relatum.errors import (
@@ -224,7 +224,7 @@ class Locator:
         """
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
-            is_queue = name and not name.startswith(BROKERS_OWN)
+            is_queue = name and not name.startswith(RESERVED_PREFIX)
             return Destinations(frozenset([name] if is_queue else ()), is_exact=True)
         bound = self._bound_streams(exchange)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
@@ -232,7 +232,7 @@ class Locator:
         return Destinations(bound | self._configured_streams, is_exact=False)
 
     def _bound_streams(self, exchange: str) -> frozenset[str]:
-        if exchange.startswith(BROKERS_OWN):
+        if exchange.startswith(RESERVED_PREFIX):
             return frozenset()
         now = time.monotonic()
         queried_at, bound = self._bindings.get(exchange, (-math.inf, frozenset()))

@@ -10,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
 from relatum.common.limits import GROUP_SEQUENCE_MAX
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.errors import GroupConflict, IncompleteGroup, PublishOutcomeUnknown, PublishUnroutable
 from relatum.membership import (
     Anomaly,
@@ -140,7 +140,7 @@ class _Group(Numbering):
                 raise GroupFault.OPTION_INVALID.error(f"{name}= takes a text, not {type(value).__name__}")
         self._target = exchange, routing_key
         super().__init__(group_id, start)
-        of_one_process(self, "a message group")
+        refuse_in_child(self, "a message group")
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else f"next {self.next_sequence}"

@@ -23,7 +23,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.errors import (
     PublishError,
     PublishNacked,
@@ -75,7 +75,7 @@ class Publisher(Replacement):
         """The last delivery tag of a callback channel in confirm mode, counted from the publishes; else None."""
         self.confirms: Any = None
         """The receipts of a callback channel that wait for confirms."""
-        of_one_process(self, "an intercepted connection")
+        refuse_in_child(self, "an intercepted connection")
 
     @property
     def _original_function(self) -> "Publisher":

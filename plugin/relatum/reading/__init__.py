@@ -8,14 +8,14 @@ from relatum.reading._agreement import (
     agreement_of,
     agreements,
     another_broker,
+    bounds_of_known,
     bounds_or_error,
     claimed_identity,
-    ends_of_known,
     position_of,
 )
 from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
 from relatum.reading._async_reader import AsyncStreamReader, SharedReader
-from relatum.reading._bounds import StreamBounds, is_of_all, refusal
+from relatum.reading._bounds import StreamBounds, concerns_broker, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import (
     RECEIVE_BYTES,
@@ -82,14 +82,14 @@ __all__ = [
     "agreements",
     "another_broker",
     "blocking_connection",
+    "bounds_of_known",
     "bounds_or_error",
     "check_limit",
     "claimed_identity",
-    "ends_of_known",
+    "concerns_broker",
     "header_value",
     "in_time",
     "is_header",
-    "is_of_all",
     "login_of_query",
     "message_time",
     "other_nodes",

@@ -22,7 +22,7 @@ from relatum.errors import (
     RelatumError,
     StreamUnavailable,
 )
-from relatum.reading._bounds import StreamBounds, is_of_all
+from relatum.reading._bounds import StreamBounds, concerns_broker
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message, type_and_id_of
 from relatum.wire import amqp10, frames
@@ -189,12 +189,12 @@ def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | Relat
     try:
         return reader.bounds(stream)
     except RelatumError as error:
-        if is_of_all(error):
+        if concerns_broker(error):
             raise
         return error
 
 
-def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
+def bounds_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
     """Return the bounds of a stream that was read before. Use this before you discard knowledge of its messages.
 
     Raises:

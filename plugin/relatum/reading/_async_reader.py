@@ -8,7 +8,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from relatum.common.closing import AsyncClosing
-from relatum.common.processes import after_fork, of_one_process
+from relatum.common.processes import after_fork, refuse_in_child
 from relatum.common.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.reading._address import AnyBroker
@@ -64,7 +64,7 @@ class AsyncStreamReader(AsyncClosing):
         # These threads follow streams, and close iterations and the reader without waiting for running requests.
         self._unlimited_threads = Threads(sys.maxsize, "relatum-reader-extra")
         self._is_closed = False
-        of_one_process(self, "a reader for asyncio")
+        refuse_in_child(self, "a reader for asyncio")
 
     @classmethod
     async def open(

@@ -122,6 +122,6 @@ def offset_error(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFou
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
 
-def is_of_all(error: RelatumError) -> bool:
+def concerns_broker(error: RelatumError) -> bool:
     """Whether an error of one stream's request concerns the broker, so that requests for other streams would fail."""
     return isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost))

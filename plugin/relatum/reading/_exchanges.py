@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from relatum.common.checks import seconds_text
-from relatum.common.headers import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.common.headers import NAME_BYTES_MAX, RESERVED_PREFIX
 from relatum.common.waiting import pause
 from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound
 from relatum.reading._address import BrokerAddress
@@ -52,7 +52,7 @@ All readers of the process share it, since each could crash the broker.
 
 
 def bound(nodes: Nodes, exchange: str) -> list[str]:
-    if exchange.startswith(BROKERS_OWN):
+    if exchange.startswith(RESERVED_PREFIX):
         return []
     with _guarded(nodes.address, exchange):
         found, may_lack = nodes.query(lambda connection: _partitions(connection, exchange, None))
@@ -93,7 +93,7 @@ def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> li
     # A broker whose version cannot be parsed may be unsafe.
     parts = connection.session.server_properties.get("version", "").split(".")[:2]
     is_known = len(parts) == 2 and all(part.isdecimal() for part in parts)
-    if exchange.startswith(BROKERS_OWN) or not is_known or tuple(map(int, parts)) < ROUTE_SINCE:
+    if exchange.startswith(RESERVED_PREFIX) or not is_known or tuple(map(int, parts)) < ROUTE_SINCE:
         return None
     _prove_alive(connection)
     answer = connection.answer(frames.named_request, frames.Command.ROUTE, routing_key, exchange)
@@ -107,7 +107,7 @@ def _default_route(connection: SocketConnection, name: str) -> list[str]:
 
     This does not use Route: RabbitMQ 3.10 delivers an empty message if the key is an address of direct reply-to.
     """
-    if name.startswith(BROKERS_OWN) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
+    if name.startswith(RESERVED_PREFIX) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
         return []
     return [] if missing(connection, [name]) else [name]
 

@@ -85,7 +85,7 @@ class Share:
     """The greatest time recorded since the tail was opened. Affects the size of the time index, but no result."""
     checkpoint: bool = False
     is_committed: bool = False
-    is_held_up: bool = False
+    is_blocked: bool = False
     """Whether another session had locked the range at the last commit. The next commit locks it before sending rows."""
 
 
@@ -101,7 +101,7 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     advances the ranges first, and then writes only the rows of streams whose ranges it advanced.
     """
     try:
-        _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
+        _commit(engine, shares, rows_first=not any(share.is_blocked for share in shares))
     except _LostRace:
         _commit(engine, shares, rows_first=False)
 
@@ -126,7 +126,7 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
     for share, high_us in zip(advanced, times, strict=True):
         share.high_us = high_us
     for (row, last), share in zip(moves, shares, strict=True):
-        share.is_held_up = row.coverage_id in held_up
+        share.is_blocked = row.coverage_id in held_up
         share.is_committed = row.coverage_id in moved
         if share.is_committed:
             share.row = row._replace(to_offset=last.offset + 1).known_by(last)
@@ -285,7 +285,7 @@ class Committer:
         for tail, cause in zip(tails, errors, strict=True):
             if cause is not None:
                 tail.stream.failed(tail, cause)
-            elif tail.is_held_up:
+            elif tail.is_blocked:
                 self._loop.call_later(LOCK_RETRY_S, self._retry, tail)
             else:
                 has_receipts |= bool(tail.batch.receipts)
@@ -324,7 +324,7 @@ class Committer:
         errors: list[Exception | None] = []
         for tail in tails:
             lost = None
-            if not tail.is_committed and not tail.is_held_up:
+            if not tail.is_committed and not tail.is_blocked:
                 message = f"another recorder moved the tail from {tail.row.to_offset} first; nothing was written"
                 lost = CoverageConflict(message, stream=tail.stream.name)
                 span.failed(lost)

@@ -17,9 +17,9 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum.common.closing import close_within
-from relatum.common.headers import BROKERS_OWN, NAME_BYTES_MAX
-from relatum.common.processes import of_one_process
-from relatum.common.waiting import QUESTION_S, Duty, Server, SharedWait, backoff, ended
+from relatum.common.headers import NAME_BYTES_MAX, RESERVED_PREFIX
+from relatum.common.processes import refuse_in_child
+from relatum.common.waiting import QUESTION_S, RepeatedTask, Server, SharedWait, backoff, ended
 from relatum.errors import (
     AccessRefused,
     ConnectionLost,
@@ -125,7 +125,7 @@ def _subject(exchange: Any, routing_key: Any) -> Subject | None:
     name, is_exchange = _text(exchange), True
     if name == "":
         name, is_exchange = _text(routing_key), False
-    return None if not name or name.startswith(BROKERS_OWN) else Subject(name, is_exchange)
+    return None if not name or name.startswith(RESERVED_PREFIX) else Subject(name, is_exchange)
 
 
 def _text(value: Any) -> str | None:
@@ -233,8 +233,8 @@ class EmbeddedRecorder:
         """Whether the last query to the broker failed, or the keys are not defined."""
         self._unknown: set[str] = set()
         self._waits: WeakSet[SharedWait[Any, Any]] = WeakSet()
-        self._search: Duty | None = None
-        of_one_process(self, "an embedded recorder")
+        self._search: RepeatedTask | None = None
+        refuse_in_child(self, "an embedded recorder")
         self._begin()
 
     def _begin(self) -> None:
@@ -271,7 +271,7 @@ class EmbeddedRecorder:
         if is_new and not self._group.loop.call(self._wake):
             self._begin()
 
-    def hurry(self, waits: "SharedWait[Any, Any]") -> None:
+    def poll_soon(self, waits: "SharedWait[Any, Any]") -> None:
         """Make these receipt waits poll soon after each commit of receipts. `waits` is held weakly."""
         with self._changed:
             self._waits.add(waits)
@@ -280,7 +280,7 @@ class EmbeddedRecorder:
         with self._changed:
             waits = list(self._waits)
         for each in waits:
-            each.hurry()
+            each.poll_soon()
 
     def left(self) -> dict[str, int | None]:
         """Return the number of unrecorded messages by stream; None if unknown. Queries no server."""

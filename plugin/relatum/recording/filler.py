@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.common.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, bounds_of_known
 from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
 from relatum.recording.extractor import Extractor
@@ -33,7 +33,7 @@ from relatum.store.coverage import (
     missing,
 )
 from relatum.store.database import transaction
-from relatum.store.parts import turn_parts
+from relatum.store.parts import advance_parts
 from relatum.store.rows import count_skips
 
 CONFLICTS_MAX: Final = 20
@@ -128,7 +128,7 @@ class Filler:
     def record_again(self, part: Range) -> bool:
         """Record some offsets again, window by window; return False if some cannot be unpacked, or on `stop`."""
         has_all = True
-        first = ends_of_known(self._reader, self._stream.name).first or 0
+        first = bounds_of_known(self._reader, self._stream.name).first or 0
         for start in range(max(first, part[0]), part[1], WINDOW_OFFSETS):
             if self._stop.is_set():
                 return False
@@ -143,7 +143,7 @@ class Filler:
         """
         conflicts, wanted = 0, part
         while True:
-            bounds = ends_of_known(self._reader, self._stream.name)
+            bounds = bounds_of_known(self._reader, self._stream.name)
             if bounds.first is None or bounds.first >= wanted[1]:
                 return True
             with transaction(self._engine) as connection:
@@ -177,7 +177,7 @@ class Filler:
             if key_definitions(connection) != self._definitions:
                 raise CoverageConflict("the definitions of keys changed during the read", stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
-            first = ends_of_known(self._reader, stream.name).first
+            first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             if taken != part or first is None or first > part[0] or not is_behind:
                 raise CoverageConflict("retention or another recorder changed the part", stream=stream.name)
@@ -260,7 +260,7 @@ class Filler:
 
     def _check_end(self, part: Segment) -> None:
         """Raise unless this node's copy of the stream reaches the part's end."""
-        last = ends_of_known(self._reader, self._stream.name).last
+        last = bounds_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
                 f"the stream {self._stream.name!r} ends at {last} on this node, but should reach "
@@ -270,7 +270,7 @@ class Filler:
 
     def _skip_missing(self, work: "_Work", to_offset: int) -> None:
         """Skip offsets without messages: healthy streams have some. Offsets that retention dropped become a hole."""
-        first = ends_of_known(self._reader, self._stream.name).first
+        first = bounds_of_known(self._reader, self._stream.name).first
         first_kept = to_offset if first is None else min(first, to_offset)
         if first_kept <= work.read_to:
             return
@@ -312,7 +312,7 @@ class Filler:
         """Open the table's next part when necessary: a back-fill writes fast, and possibly no recorder runs."""
         if time.monotonic() - self._part_checked_at >= TURN_S:
             self._part_checked_at = time.monotonic()
-            turn_parts(self._engine)
+            advance_parts(self._engine)
 
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)

@@ -27,7 +27,7 @@ from relatum.reading import (
     StreamBounds,
     StreamReader,
     bounds_or_error,
-    is_of_all,
+    concerns_broker,
 )
 from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import gaps
@@ -391,7 +391,7 @@ def _lag(
     try:
         oldest = next(reader.iterate(stream, lacking[0][0]), None)
     except RelatumError as error:
-        if is_of_all(error):
+        if concerns_broker(error):
             raise
         return count, None, error
     if oldest is None or oldest.chunk_ms is None:

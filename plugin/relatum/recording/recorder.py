@@ -10,7 +10,7 @@ from typing import Final
 
 from relatum.common.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum.common.limits import RECORDER_CONNECTIONS_MAX
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import QUESTION_S, AfterStop, Server, backoff, has_passed, within
 from relatum.errors import DataError, NotFound, StreamNotFound, Transient
 from relatum.keys import KeyDefinition, as_definitions
@@ -82,7 +82,7 @@ class Recorder:
         self._is_super: dict[str, bool] = {}
         """Whether a found name is a super stream's. If not, querying its partitions makes the broker log an error."""
         self._has_checked = False
-        of_one_process(self, "a recorder")
+        refuse_in_child(self, "a recorder")
 
     def statistics(self) -> RecorderStatistics:
         """Return the numbers of recorded messages and the lag of each stream. Queries no server."""

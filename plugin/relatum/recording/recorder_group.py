@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from relatum import metrics
 from relatum.common.processes import new_holder
-from relatum.common.waiting import ComponentLoop, Deadline, Duty, Outages, Server, ended, within
+from relatum.common.waiting import ComponentLoop, Deadline, Outages, RepeatedTask, Server, ended, within
 from relatum.errors import CoverageConflict, RelatumError
 from relatum.reading import BrokerAddress, StreamBounds, bounds_or_error
 from relatum.reading.following import Attached, CaughtUp, Failed, Hole, Replaced, StreamFollower
@@ -65,7 +65,7 @@ class SharedQuery(Generic[_Answer]):
         self._group = group
         self._call = call
         self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
-        self._duty: Duty | None = None
+        self._duty: RepeatedTask | None = None
 
     def begin(self, what: str) -> None:
         """Start the queries."""
@@ -146,7 +146,7 @@ class RecorderGroup:
         self._committer = Committer(self, commit_engine, on_receipts)
         self._upkeep = Upkeep(self)
         self._by_name: dict[str, StreamRecording] = {}
-        self._duties: list[Duty] = []
+        self._duties: list[RepeatedTask] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
         metrics.report(self)
@@ -196,7 +196,7 @@ class RecorderGroup:
             self.membership.begin()
             self._upkeep.begin()
 
-    def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> Duty:
+    def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> RepeatedTask:
         """Repeat a call until the end; see `ComponentLoop.repeat`."""
         duty = self.loop.repeat(call, what, self.outages)
         self._duties.append(duty)

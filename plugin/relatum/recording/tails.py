@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
+from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, bounds_of_known
 from relatum.recording.ranges import lock_ranges, position_before, uncover
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
@@ -134,7 +134,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 
 def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
     """Cut the table back to where the stream agrees; or, for another stream, begin a generation and return False."""
-    bounds = ends_of_known(reader, stream.name)
+    bounds = bounds_of_known(reader, stream.name)
     with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)
     agreed = _last_agreement(engine, reader, stream, bounds)

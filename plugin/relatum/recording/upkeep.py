@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.common.waiting import QUESTION_S, Duty, Server, Threads, backoff, ended, within
+from relatum.common.waiting import QUESTION_S, RepeatedTask, Server, Threads, backoff, ended, within
 from relatum.errors import (
     BrokerUnavailable,
     CoverageConflict,
@@ -34,12 +34,12 @@ from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
 from relatum.store.parts import (
     PART_BYTES,
+    advance_parts,
     close_parts,
     drop_parts,
     empty_parts,
     retain_from,
     table_parts_of,
-    turn_parts,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Membership:
         self._has_joined = False
         self._logged: tuple[int, int] | None = None
         self._renewed_at = time.monotonic()
-        self.duty: Duty | None = None
+        self.duty: RepeatedTask | None = None
 
     def begin(self) -> None:
         """Start renewing the lease."""
@@ -208,7 +208,7 @@ PRUNE_PAUSE_S: Final = 2.0
 PRUNE_ROUND_S: Final = 0.5
 """Maximum seconds of one such round."""
 
-TEND_S: Final = 60.0
+MAINTAIN_S: Final = 60.0
 """Seconds between two checks of closed parts and old receipts. A check that has to wait delays lookups by 50 ms."""
 
 
@@ -251,9 +251,9 @@ class Upkeep:
         if now >= self._turn_at:
             # Open the next part ahead of time.
             self._turn_at = now + TURN_S
-            found = turn_parts(self._engine, PART_BYTES)
+            found = advance_parts(self._engine, PART_BYTES)
             if now >= self._check_at:
-                self._check_at = now + TEND_S
+                self._check_at = now + MAINTAIN_S
                 close_parts(self._engine, found)
                 empty_parts(self._engine)
                 if rows := sum(drop_parts(self._engine).values()):

@@ -38,8 +38,8 @@ from relatum.reading import (
     Message,
     StreamReader,
     agreement,
-    ends_of_known,
-    is_of_all,
+    bounds_of_known,
+    concerns_broker,
 )
 from relatum.recording.comparing import (
     MARGIN_MESSAGES,
@@ -110,7 +110,7 @@ def verify(
             except (DatabaseUnavailable, ConfigurationError):
                 raise
             except RelatumError as error:
-                if is_of_all(error):
+                if concerns_broker(error):
                     raise
                 failed[name] = error
         if failed and not found:
@@ -351,7 +351,7 @@ def _repair_coverage(engine: sa.Engine, reader: StreamReader, stream: StreamRow,
     with transaction(engine) as connection:
         rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         # Query the ends under the locks: a recorder may have extended the coverage just before.
-        bounds = ends_of_known(reader, stream.name)
+        bounds = bounds_of_known(reader, stream.name)
         end = resume_at = max((row.to_offset for row in rows), default=0)
         if bounds.last is not None:
             end = min(end, bounds.last + 1) if bounds.is_proven else end

@@ -113,7 +113,7 @@ def table_parts_of(connection: sa.Connection) -> list[Part]:
     return [Part(*row) for row in connection.execute(_STATE)]
 
 
-def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
+def advance_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
     """Create the next part if it is missing, and open it if the open part is full; return all parts.
 
     The open part is analysed as it grows: a statement that was planned while the part was empty would scan all rows.

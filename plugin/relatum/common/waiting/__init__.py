@@ -4,7 +4,7 @@ All code that waits for a server or retries uses this package: one deadline for 
 errors, one back-off, and one log line each when a server becomes unavailable and when it is back.
 """
 
-from relatum.common.waiting._component_loop import ComponentLoop, Duty, LoopThread
+from relatum.common.waiting._component_loop import ComponentLoop, LoopThread, RepeatedTask
 from relatum.common.waiting._deadline import (
     LEAST_S,
     LOOK_S,
@@ -25,8 +25,8 @@ from relatum.common.waiting._failures import (
     backoff,
     ended,
     log_failure,
-    may_be_mended,
     may_repeat,
+    needs_operator,
 )
 from relatum.common.waiting._shared_wait import SharedWait
 from relatum.common.waiting._threads import NoThreadInTime, Parts, Threads, call_in_time, in_thread, pause
@@ -40,12 +40,12 @@ __all__ = [
     "AfterStop",
     "ComponentLoop",
     "Deadline",
-    "Duty",
     "LoopThread",
     "NoThreadInTime",
     "Outages",
     "Parts",
     "Pauses",
+    "RepeatedTask",
     "Server",
     "SharedWait",
     "Threads",
@@ -57,8 +57,8 @@ __all__ = [
     "in_thread",
     "left_s",
     "log_failure",
-    "may_be_mended",
     "may_repeat",
+    "needs_operator",
     "pause",
     "within",
 ]

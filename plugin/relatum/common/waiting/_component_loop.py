@@ -161,8 +161,8 @@ class ComponentLoop:
 
     def repeat(
         self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
-    ) -> "Duty":
-        """Call `call` repeatedly. It returns the seconds until its next call; `math.inf` waits for `Duty.wake`.
+    ) -> "RepeatedTask":
+        """Call `call` repeatedly. It returns the seconds until its next call; `math.inf` waits for `RepeatedTask.wake`.
 
         Its errors are reported to `outages` under the name `what`, and it is retried after at most `longest_s` seconds.
         """
@@ -183,7 +183,7 @@ class ComponentLoop:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(wake_event.wait(), None if pause_s == math.inf else pause_s)
 
-        return Duty(wake_event.set, self.spawn(work()).cancel)
+        return RepeatedTask(wake_event.set, self.spawn(work()).cancel)
 
     def _finish(self, result: "Future[Any] | None", task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -229,7 +229,7 @@ class ComponentLoop:
                 result.cancel()
 
 
-class Duty(NamedTuple):
+class RepeatedTask(NamedTuple):
     """Work that a component repeats; see `ComponentLoop.repeat`. Call `wake` and `cancel` in the loop.
 
     Attributes:

@@ -68,7 +68,7 @@ class Deadline:
         """Shorten the deadline to `seconds` from now, from any thread. It is never extended."""
         self._until = min(self._until, time.monotonic() + seconds)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Set the deadline to its original seconds from now, so that stopped work can start again."""
         self._until = math.inf if self.seconds is None else time.monotonic() + self.seconds
 

@@ -1,7 +1,7 @@
 """Handles failures: which failures may be retried and when, and what is logged about them.
 
 Work that runs forever retries failures that time alone may end (`may_repeat`) and, if it can wait for an operator,
-those that need one (`may_be_mended`). After other errors, it logs and counts the message, and continues without it.
+those that need one (`needs_operator`). After other errors, it logs and counts the message, and continues without it.
 docs/retries.md lists every loop that retries.
 
 A loop that retries reports failures and successes to its component's `Outages`. It logs one warning for an unavailable
@@ -53,12 +53,12 @@ def may_repeat(error: BaseException) -> bool:
     """Whether the failed work may be retried unchanged, because time alone may end the failure.
 
     False for unexpected errors (not Relatum's), bad input, data that cannot be read or written, conflicts, and errors
-    that need an operator (`may_be_mended`).
+    that need an operator (`needs_operator`).
     """
     return isinstance(error, Transient)
 
 
-def may_be_mended(error: BaseException) -> bool:
+def needs_operator(error: BaseException) -> bool:
     """Whether an error is caused by the setup of servers, not by a message, so that an operator has to fix it.
 
     Examples: a missing permission, schema or stream, or a full queue. All following messages would also fail. Work that

@@ -112,7 +112,7 @@ class SharedWait(Generic[_Query, _Answer]):
         finally:
             future.cancel()
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """Poll soon, because there may be an answer. Call this from any thread."""
         with self._changed:
             self._pause_s = 0.0

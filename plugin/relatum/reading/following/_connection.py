@@ -31,11 +31,11 @@ DELAYS_BEFORE: Final = (4, 2, 1)
 every message published alone causes this. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in
 `rabbit_stream_reader` of 3.10.8."""
 
-UNDER_WAY_MAX: Final = 16
+IN_FLIGHT_MAX: Final = 16
 """Maximum chunks of a stream in flight from such a broker. A stream with a message every millisecond delays all others
 of the connection until its credit is used up."""
 
-CROWD: Final = 64
+CROWDED_STREAMS: Final = 64
 """A connection to such a broker is crowded from so many streams on. They delay each other by at most 1/8 s."""
 
 WINDOW_BYTES: Final = 1 << 20
@@ -111,7 +111,7 @@ class Subscriptions:
     @property
     def is_crowded(self) -> bool:
         """Whether the streams on this connection would delay another one."""
-        return len(self._by_id) >= CROWD and self._session.is_older_than(DELAYS_BEFORE)
+        return len(self._by_id) >= CROWDED_STREAMS and self._session.is_older_than(DELAYS_BEFORE)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Subscriptions:
         number = self._session.take_subscription()
         correlation = self._session.next_correlation()
         self._subscribing[correlation] = number
-        in_flight_max = UNDER_WAY_MAX if self._session.is_older_than(DELAYS_BEFORE) else CHUNKS_MAX
+        in_flight_max = IN_FLIGHT_MAX if self._session.is_older_than(DELAYS_BEFORE) else CHUNKS_MAX
         subscription = self._by_id[number] = Subscription(followed, number, in_flight_max)
         start = StartSpec(Start.OFFSET, offset)
         self._session.send(frames.subscribe(correlation, number, followed.stream, start, 1))

@@ -94,7 +94,7 @@ Chunks of publishers that send batches of 1,000 are delivered whole."""
 TURN_S: Final = 0.02
 """Seconds after which delivery yields to other work of the loop, such as the renewal of a lease."""
 
-GIVEN_BYTES: Final = 8 << 20
+UNRELEASED_BYTES_MAX: Final = 8 << 20
 """Approximate maximum unpacked bytes of one stream that the owner has not released: two large pieces. A chunk may
 unpack to a thousand times its size."""
 
@@ -106,7 +106,7 @@ STREAMS: Final = 16
 the owner cost more than a small chunk."""
 
 BYTES_MAX: Final = 64 << 20
-"""Maximum bytes of held chunks of all streams. Unpacked records are not included: `GIVEN_BYTES` for each stream."""
+"""Maximum bytes of held chunks of all streams. Unpacked records are not included: `UNRELEASED_BYTES_MAX` each."""
 
 BYTES: Final = 1 << 20
 """Reading does not pause if one time window has at least this many bytes: each read is large already."""
@@ -274,7 +274,7 @@ class Delivery:
                 self.drop(item)
 
     def _queue(self, followed: "Followed") -> None:
-        if followed.items and not followed.is_ready and followed.unreleased_bytes < GIVEN_BYTES:
+        if followed.items and not followed.is_ready and followed.unreleased_bytes < UNRELEASED_BYTES_MAX:
             followed.is_ready = True
             self._ready.append(followed)
             self._deliver_soon()

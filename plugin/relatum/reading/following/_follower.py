@@ -10,7 +10,7 @@ from itertools import count
 from typing import Annotated, Any, Final, TypeGuard, TypeVar
 
 from relatum import metrics
-from relatum.common.processes import of_one_process
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 from relatum.errors import (
     AccessRefused,
@@ -113,7 +113,7 @@ class StreamFollower:
         self.is_closed = False
         self.may_log_in = True
         """False after the broker has refused the login, until a connection succeeds. Any thread may read it."""
-        of_one_process(self, "a follower")
+        refuse_in_child(self, "a follower")
         metrics.report(self)
 
     # --- streams ------------------------------------------------------------------------------------------------------
