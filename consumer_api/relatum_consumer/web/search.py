@@ -158,7 +158,7 @@ def _words(answer: Answer, page: Sequence[Message], origin: Message | None) -> s
     if answer and not page:
         return "found: no other message has it" if origin is not None else "found: all were shown"
     if answer and answer.status == "unproven":
-        return "unproven: there may be more, which cannot be proved or ruled out"
+        return "unproven: there may be more messages; this cannot be proven now"
     return answer.words
 
 

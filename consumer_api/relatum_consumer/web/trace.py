@@ -119,7 +119,7 @@ _BY_NEW_KEYS: Final = {
 
 def _words(found: Trace) -> str:
     if found.missing_keys:
-        return "absent: the message has no value of the keys, so nothing was looked for"
+        return "absent: the message has no value of the keys, so no search was made"
     if found.new_keys and not found.unrecorded_streams and found.status in _BY_NEW_KEYS:
         return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
@@ -127,7 +127,7 @@ def _words(found: Trace) -> str:
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
         return found.status.words
     if found.status is Status.UNPROVEN:
-        return "unproven: there may be more, which cannot be proved or ruled out"
+        return "unproven: there may be more messages; this cannot be proven now"
     return "absent: nothing else is connected with it"
 
 
