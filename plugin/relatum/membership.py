@@ -258,7 +258,7 @@ class GroupPosition:
         seen: How many different numbers were found.
         anomalies: Other faults, in the order of `Anomaly`.
         streams: The streams and super streams that were searched, sorted; None: unknown.
-        concerns_broker: Whether these are all streams that the database knew, because the caller named none.
+        is_of_all: Whether these are all streams that the database knew, because the caller named none.
         is_proven: Whether the streams were searched up to their leaders' ends. If only recorded messages were searched,
             or the broker could not report an end, it is False: the group may have more messages.
     """
@@ -271,7 +271,7 @@ class GroupPosition:
     seen: int
     anomalies: tuple[Anomaly, ...] = ()
     streams: tuple[str, ...] | None = field(default=None, compare=False)
-    concerns_broker: bool = field(default=False, compare=False)
+    is_of_all: bool = field(default=False, compare=False)
     is_proven: bool = field(default=True, compare=False)
 
     def holds_for(self, exchange: str, routing_key: str) -> bool:
@@ -283,7 +283,7 @@ class GroupPosition:
             return True
         if exchange == "":
             return routing_key in self.streams
-        return exchange in self.streams or not self.concerns_broker
+        return exchange in self.streams or not self.is_of_all
 
     @property
     def next_sequence(self) -> int:

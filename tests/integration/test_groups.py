@@ -150,9 +150,9 @@ def test_a_position_says_which_streams_it_holds_for(
     place.put_recorded(of_group(2, 1), to=known)
     place.put(of_group(1, 1), of_group(1, 2), to=unknown)
     of_all = relations.group_position(group_id(1))
-    assert (of_all.seen, of_all.streams, of_all.concerns_broker) == (0, (known,), True)
+    assert (of_all.seen, of_all.streams, of_all.is_of_all) == (0, (known,), True)
     of_one = relations.group_position(group_id(1), streams=unknown)
-    assert (of_one.contiguous, of_one.streams, of_one.concerns_broker) == (2, (unknown,), False)
+    assert (of_one.contiguous, of_one.streams, of_one.is_of_all) == (2, (unknown,), False)
     never_seen = GroupPosition(group_id(1), 0, 0, (), None, 0)
     for position, exchange, key, holds in (
         (of_all, "", known, True),

@@ -129,7 +129,7 @@ def test_groups_go_on_with_the_others(
         assert [group.group_id for group in relations.groups(follow=False)] == [group_id(1)]
         assert f"{CLOSED!r} is left out" in caplog.text
         position = relations.group_position(group_id(1))
-        assert (position.is_complete, position.concerns_broker, position.is_proven) == (True, False, False)
+        assert (position.is_complete, position.is_of_all, position.is_proven) == (True, False, False)
         assert CLOSED not in position.streams
 
 

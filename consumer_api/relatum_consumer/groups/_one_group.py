@@ -66,7 +66,7 @@ def assembled(
     refused = {each.stream for each in known.unreadable_streams} if known else set()
     return group, {
         "streams": tuple(sorted(streams - refused)),
-        "concerns_broker": names is None and not refused,
+        "is_of_all": names is None and not refused,
         "is_proven": known is not None and not known.unproven and not refused,
     }
 
