@@ -188,7 +188,7 @@ class StreamReplaced(Conflict):
 
 
 class CoverageConflict(Conflict):
-    """Another recorder advanced the coverage first (field `stream`); this batch was not written."""
+    """The coverage changed, or is of an earlier stream of this name (field `stream`); this batch was not written."""
 
     stream: str
 

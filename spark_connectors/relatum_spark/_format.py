@@ -117,8 +117,8 @@ def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
     expected = _columns(options)
     if given != expected:
         raise InvalidInput(
-            "a stream has fixed columns: give no schema; the options includeValue, includeHeaders and keys "
-            f"select from {expected.simpleString()}"
+            "a stream's columns are fixed: give no schema; with these options (includeValue, includeHeaders, keys) "
+            f"they are {expected.simpleString()}"
         )
     definitions = definitions_of(options.database or "", options.keys)
     for definition in definitions:

@@ -159,7 +159,7 @@ def unmatched(
         where: The servers, tasks and snapshot: see `Where`. The broker is required, for the right streams' ends.
 
     Returns:
-        Columns value, left_stream, left_offset, left_time and status, in no order of rows. The status is "absent"
+        Columns value, left_stream, left_offset, left_time and status, in no particular order. The status is "absent"
         if every message that the right streams retained at the call is recorded for the keys (and, with a span, for
         times): no match exists. Otherwise a match may exist, and the status of all rows is "not_recorded_yet", or
         "unproven" if the contents of the streams cannot be proven (for example, no leader is reachable). Payloads add

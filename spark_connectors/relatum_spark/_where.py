@@ -59,8 +59,8 @@ _JARS: Final = (
 
 _DRIVER_HINT: Final = (
     f"start the session with spark.jars.packages={COORDINATES}, or with spark.jars=<path of the jar> "
-    f"(`relatum_spark.jdbc_jar()` finds the one of the system's package, or of {JAR_VARIABLE}), "
-    "or put the jar into the folder jars of every node's Spark"
+    f"(`relatum_spark.jdbc_jar()` returns the jar that {JAR_VARIABLE} names, or else the system package's), "
+    "or put the jar into Spark's folder `jars` on every node"
 )
 
 _PROPERTIES: Final = {
@@ -222,7 +222,7 @@ def jdbc_jar() -> str:
 
 
 def require_driver(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` if the session has no JDBC driver of PostgreSQL.
+    """Raise `ConfigurationError` if the session has no PostgreSQL JDBC driver.
 
     The check runs in SQL, so it works over Spark Connect. If SQL may not call Java, a driver is assumed.
     """

@@ -143,7 +143,7 @@ class Assembled:
 
     @property
     def flaw(self) -> Anomaly | None:
-        """The anomaly because of which the group must not be delivered, even if complete; None if it is sound."""
+        """The first anomaly that forbids delivery, even of a complete group; None if there is none."""
         anomalies = self.position.anomalies
         return next((each for each in _FINAL if each in anomalies), None) if anomalies else None
 

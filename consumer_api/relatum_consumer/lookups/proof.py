@@ -120,10 +120,10 @@ class Evidence:
         )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """Check, after the index was queried, that the streams' records are still those of this evidence.
+        """Check, after the index query, that each stream still has the `stream_id` of this evidence.
 
         Raises:
-            StreamReplaced: a recorder has started a new record of a stream, so the query left out the earlier rows.
+            StreamReplaced: a stream was recorded anew or forgotten during the lookup, so the query may lack its rows.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:

@@ -338,7 +338,7 @@ class Following:
         return step
 
     def give_back(self, step: Step) -> None:
-        """Hand out a step again, if it is the step that was handed out last."""
+        """Take back the step that was handed out last: the next `take` returns it again."""
         if self.outstanding is step and not self.is_over:
             self._returned, self.outstanding = step, None
 

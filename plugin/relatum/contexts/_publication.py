@@ -143,9 +143,9 @@ class Publications:
         return False
 
     def settle(self, name: str, timeout_s: float | None = None, *, must: bool = True) -> None:
-        """Make all messages of a name valid, in the order of publishing.
+        """Settle all unchecked messages of a context or set, in publishing order: adopt those that are strays.
 
-        With `must=False` and the option "known", they may stay unchecked while the database is unavailable.
+        With `must=False` and `when_database_away="known"`, they stay unchecked while the database is unavailable.
         """
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)

@@ -182,8 +182,8 @@ def _client_of(connection: object) -> Any:
         if client is not None:
             return import_module(f"relatum.publishing.{client}") if isinstance(client, str) else client
     raise ConfigurationError(
-        f"{type(connection).__qualname__} is not a connection of pika or aio-pika, no Celery app, and no broker of "
-        "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and `relatum record`"
+        "intercept takes a connection of pika or aio-pika, a Celery app, or a broker of dramatiq or faststream.rabbit, "
+        f"not {type(connection).__qualname__}; for other clients, use relatum.stamped(…) and `relatum record`"
     )
 
 

@@ -314,7 +314,7 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Return whether a message gets a copy. If it is mandatory, not: the broker would count the copy as delivery."""
+    """Whether to copy a message to `stream`. Not if it is mandatory: the broker would count the copy as a delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 

@@ -156,7 +156,7 @@ class BrokerAddress:
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def beside(self, others: "Iterable[BrokerAddress]") -> "BrokerAddress":
-        """Return this address with other nodes of the cluster in place of its others, without duplicates."""
+        """Return a copy of this address whose `others` are the nodes of the given addresses, without duplicates."""
         first = replace(self, others=())
         each = dict.fromkeys(node for other in others for node in other.each)
         return replace(first, others=tuple(other for other in each if other != first))

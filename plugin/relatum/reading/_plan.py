@@ -100,7 +100,7 @@ class Density:
 
 
 class PlannedAttach(NamedTuple):
-    """One attach: its ascending offsets, and how many chunks to request."""
+    """A planned subscription: the offsets to read, ascending, and the number of chunks to request."""
 
     offsets: Sequence[int]
     chunks: int

@@ -220,7 +220,7 @@ class StreamOptions:
     """The options with which a stream is declared.
 
     Attributes:
-        max_length_bytes: Minimum bytes that a stream keeps; older segments are dropped. None (default): no limit.
+        max_length_bytes: Size above which retention drops the oldest segments. None (default): no limit.
         max_age: Minimum time that a stream keeps messages, in whole seconds. None (default): no limit.
         segment_bytes_max: Maximum bytes of a segment. None (default): the broker's default, 500,000,000.
         leader_locator: The placement of leaders: "client-local", "balanced" or "least-leaders". None (default): the

@@ -52,11 +52,11 @@ def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
     """
     if not isinstance(name, str):
         raise InvalidInput(f"{what} must be text, not {type(name).__name__}.")
-    if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
-        raise InvalidInput(f"{what} must have 1 to {NAME_BYTES_MAX} bytes, unlike {name[:40]!r}.")
+    if not 1 <= (length := len(name.encode(errors="surrogatepass"))) <= NAME_BYTES_MAX:
+        raise InvalidInput(f"{what} must have 1 to {NAME_BYTES_MAX} bytes, not {length}: {name[:40]!r}")
     checked_text(what, name)
     if "\n" in name or "\r" in name:
-        raise InvalidInput(f"{what} must be on one line, unlike {name[:40]!r}.")
+        raise InvalidInput(f"{what} must be on one line, not {name[:40]!r}")
     return name
 
 
@@ -93,7 +93,7 @@ class Layout:
 
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
-        """Return the layout of a super stream with so many partitions: `NAME-0`, `NAME-1` and so on."""
+        """Return the layout of a super stream with this number of partitions: `NAME-0`, `NAME-1` and so on."""
         checked_stream_name(super_stream)
         checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])

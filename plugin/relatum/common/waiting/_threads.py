@@ -173,7 +173,7 @@ async def in_thread(
     then, the call has released its connections and locks, unless it hangs in code that ignores deadlines.
 
     Args:
-        threads: The threads to use; None for the threads that all rare calls of this process share.
+        threads: The threads to use. None: 32 threads that the whole process shares, for occasional calls.
         function: The function to call.
         args: Its arguments.
         ending: A further deadline of the call; None (default) for no deadline.
