@@ -260,7 +260,7 @@ def forget(
         return
     if not (is_confirmed or dry_run):
         if given.as_json:
-            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
+            raise typer.BadParameter("with --json the command cannot ask for confirmation: add --yes, or --dry-run")
         found = recording.forget(url, streams, vhost=vhost, dry_run=True)
         for each in found:
             check_free(each.stream, each.needed)

@@ -170,7 +170,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
     if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
             "the options superStream and routingKey must be given together: routingKey names the column whose value"
-            " selects the stream of the super stream for a row"
+            " selects each row's partition"
         )
     if streaming and (name := reader.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has its own ids: leave it out")

@@ -147,7 +147,7 @@ def _grouped(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions
 
 def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: str) -> None:
     if columns.names.count(name) != 1:
-        raise InvalidInput(f"exactly one column {name!r} is needed; there are {', '.join(columns.names)}")
+        raise InvalidInput(f"exactly one column must be named {name!r}; the columns are {', '.join(columns.names)}")
     kind = columns[name].dataType
     if kind.typeName() not in types:
         raise InvalidInput(f"the column {name!r} must be {what}, not {kind.simpleString()}")

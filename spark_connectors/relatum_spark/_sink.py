@@ -113,7 +113,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
-            raise InvalidInput(f"the column {needed!r} is missing; there are {', '.join(types)}")
+            raise InvalidInput(f"the column {needed!r} is missing; the columns are {', '.join(types)}")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):

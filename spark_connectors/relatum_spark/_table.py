@@ -122,7 +122,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
             a different catalog of that name: Spark keeps the one it opened first.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
-        raise InvalidInput(f"a catalog's name has letters, digits and _, not {name!r}")
+        raise InvalidInput(f"catalog name {name!r} is not allowed: use letters, digits and _, without a leading digit")
     options = jdbc_options(database_url(database))
     require_driver(spark)
     prefix = f"spark.sql.catalog.{name}"

@@ -229,7 +229,7 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
 
 
 def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
-    """Check all arguments of `collect_many`, then describe each."""
+    """Check all messages passed to `collect_many`, then return each with its type, id and size."""
     if not isinstance(messages, Iterable):
         raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
     given: list[Any] = list(messages)

@@ -228,7 +228,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     destination_async = Target.destination_async
 
     def exchange(self, channel: "AbstractChannel") -> TargetExchange:
-        """Return an object for one channel with an exchange's `publish(message, routing_key)`."""
+        """Bind the router to a channel: return an object with an exchange's method `publish(message, routing_key)`."""
         return TargetExchange(self, channel)
 
 
@@ -239,7 +239,8 @@ class AsyncContextRouter(ContextFlow, AsyncRouter[ContextOptions]):
             await router.publish(channel, Message(body, headers={"serialization_context": account}))
 
     Tasks publish at the same time; the router publishes messages of one context one at a time, in the order of the
-    calls. One refresh validates all messages confirmed before it. The arguments are those of `ContextRouter`.
+    calls. A refresh of the placement cache validates all
+    messages confirmed before it began; see `ContextRouter`. The arguments are those of `ContextRouter`.
     """
 
 

@@ -168,7 +168,7 @@ def open_super_stream(
         found = connection.execute(FIND_SUPER_STREAM, {"vhost": vhost, "name": name}).one()
     if header not in (None, found.header):
         raise SuperStreamConflict(
-            f"super stream {name!r} names its sets in the header {found.header!r}, not {header!r}: use the stored one",
+            f"super stream {name!r} was opened with the header {found.header!r}, not {header!r}: pass {found.header!r}",
             super_stream=name,
             reason=f"its header is {found.header!r}",
         )

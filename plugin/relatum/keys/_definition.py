@@ -233,7 +233,7 @@ class KeyDefinition:
 
 
 def bases_of(message: Any) -> Callable[[Place], Any]:
-    """Return `base_of` of `KeyDefinition.read` for a `Message`. The function parses the body once."""
+    """Return the argument `base_of` of `KeyDefinition.read` for a `Message`, whose body is parsed at most once."""
     # A message that is not AMQP is only a body, and no key is recorded from it.
     return bases(
         message.headers, partial(getattr, message.properties), lambda: message.body if message.is_amqp else b""

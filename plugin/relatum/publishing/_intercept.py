@@ -59,20 +59,21 @@ def intercept(
 ) -> _Connection:
     """Make a connection publish messages that Relatum can relate, and return the connection.
 
-    A message without a `message_id` gets a UUIDv7, which carries the message's time. A message that has an id, or will
-    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
-    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. All channels
-    are intercepted, including open ones.
+    A message without a `message_id` gets a UUIDv7, which carries the message's time. A message with an id of its own,
+    or one published for a receipt, gets the header `relatum_time` (microseconds since 1970, UTC), unless it has the
+    property `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. All
+    channels are intercepted, including open ones.
 
     An error after sending has both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`,
     `PublishRejected` or `PublishOutcomeUnknown`. For the last, `error.settle(timeout_s)` reads the streams to find the
-    outcome (await it if you awaited the publish). Errors before sending are the client's own.
+    outcome (await it if you awaited the publish). Before sending, Relatum raises its own errors for keys,
+    groups and headers; all others are the client's.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika
-            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
-            three open nothing yet: recorders start, and errors are raised, when a process first publishes. Each forked
-            process has its own recorder.
+            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. For
+            the last three, `intercept` opens nothing: a process starts its recorder, and gets any error, at its first
+            publish. Each forked process has its own recorder.
         database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;

@@ -61,7 +61,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     """Return whether a stream still has the message that was at a position.
 
     Only `OTHER` and `ENDS_BEFORE` mean that the stream has changed. Even then, a prefix may be unchanged. A caller that
-    knows more positions can find its end by bisection.
+    knows more positions can find the prefix's end by bisection.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: The stream cannot be read.

@@ -148,8 +148,8 @@ class SocketConnection:
             self.exchange()
         opened = self.answer(frames.named_request, frames.Command.OPEN, address.vhost)
         if opened.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
-            where = f"the virtual host {address.vhost!r}"
-            raise AccessRefused(f"The user {address.user!r} may not use {where}, or it does not exist.")
+            where = f"The virtual host {address.vhost!r}"
+            raise AccessRefused(f"{where} does not exist, or the user {address.user!r} may not use it.")
         session.connection_properties = frames.decode_table(_body(opened, "Open"))
         session.is_open = True
 

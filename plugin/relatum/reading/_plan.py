@@ -129,7 +129,7 @@ class StreamPlan:
         return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]) + ahead)
 
     def arrived(self, request: PlannedAttach, first: int, records: int, size: int) -> list[int]:
-        """Return the requested offsets in a chunk, ascending. A chunk may also contain offsets planned for later."""
+        """Return the wanted offsets in a chunk, ascending, also those planned for later, which are then done."""
         self._density.learn(records, size)
         last = first + records - 1
         offsets = request.offsets

@@ -194,7 +194,7 @@ def _cut_back(
             attempt.rollback()
             return False
         if not is_same(reader, stream.name, agreed, bounds):
-            raise CoverageConflict("the stream changed again", stream=stream.name)
+            raise CoverageConflict(f"stream {stream.name!r} changed again; nothing was written", stream=stream.name)
         for statement in _DELETE_BEHIND:
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)

@@ -156,8 +156,8 @@ def add_partition(
 ) -> Partition:
     """Add a partition after the others, and return it.
 
-    Publishers that route by hash will send most keys to other partitions than before, each from the time when it sees
-    the new layout. Contexts and affinity sets keep their partitions.
+    Once a publisher that routes by hash sees the new layout,
+    it sends most keys to a different partition than before. Contexts and affinity sets keep their partitions.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.

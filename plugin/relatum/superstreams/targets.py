@@ -105,9 +105,7 @@ def channel_of(given: Any) -> Any:
     # The attribute `channel` comes second, because channels have it, too, with a deprecation warning.
     channel = given if hasattr(given, "get_underlay_channel") else getattr(given, "channel", None)
     if not hasattr(channel, "get_underlay_channel"):
-        raise ConfigurationError(
-            f"give an aio-pika channel, or an exchange of one, not {type(given).__name__}; nothing was sent"
-        )
+        raise ConfigurationError(f"pass an aio-pika channel or exchange, not {type(given).__name__}; nothing was sent")
     return channel
 
 

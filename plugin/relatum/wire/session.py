@@ -240,7 +240,7 @@ class StreamSession:
             self.send(frames.answer(Command.CLOSE, correlation, Code.OK))
             self.is_open = False
             if code == Code.VHOST_ACCESS_FAILURE:
-                raise AccessRefused("This user may not use the virtual host, or it does not exist.")
+                raise AccessRefused("The virtual host does not exist, or this user may not use it.")
             reason = reason or "it gave no reason"
             raise ConnectionLost(f"The broker closed the stream connection: {reason} ({code_name(code)}).")
 

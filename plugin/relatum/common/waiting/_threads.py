@@ -68,7 +68,7 @@ class Threads:
         call = partial(_run, future, partial(function, *args, **options))
         with self._lock:
             if self._is_shut:
-                raise RuntimeError("these threads were shut down")
+                raise RuntimeError("cannot run the call: the thread pool was shut down")
             self._unfinished += 1
             if self.waiting and len(self._threads) < self.most:
                 self._start()

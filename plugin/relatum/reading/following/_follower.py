@@ -246,7 +246,7 @@ class StreamFollower:
             await asyncio.shield(asyncio.wrap_future(closing))
 
     def close_reader(self) -> None:
-        """Close the reader, as `close` does. Not for the loop: it blocks."""
+        """Close the reader, as `close` does. Blocks: do not call it on the event loop."""
         self._reader.close()
 
     def end(self) -> None:
