@@ -329,7 +329,7 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
     """
     found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
-                name = found.name if found else ""
+        name = found.name if found else ""
         raise CoverageConflict(f"the stream {name!r} was forgotten; nothing was written", stream=name)
 
 
