@@ -243,8 +243,8 @@ class PasswordFunction:
         answer = call.result()
         if not is_valid_password(answer):
             raise ConfigurationError(
-                "The broker's password function must return text without NUL characters or lone surrogates; what it "
-                f"returned is no valid password (type {type(answer).__name__})."
+                f"The broker's password function returned {type(answer).__name__}, which is not a valid password: it must "
+                "return text without NUL characters or lone surrogates."
             )
         return str(answer)
 
