@@ -51,7 +51,7 @@ class NothingRecorded(ConfigurationError):
 
 
 class AnotherBroker(ConfigurationError):
-    """The stream was recorded from one broker (`recorded`), and this is another (`connected`); nothing was written."""
+    """The stream was recorded from another broker (`recorded`) than this one (`connected`); nothing was written."""
 
     stream: str
     recorded: str
@@ -63,7 +63,7 @@ class TlsRefused(ConfigurationError):
 
 
 class ServerStartFailed(ConfigurationError):
-    """A private server did not start. The message ends with the server's last lines of output."""
+    """A private server did not start. If it exited or was silent, the message ends with its last lines of output."""
 
 
 class TimeNotRecorded(ConfigurationError):
@@ -181,14 +181,14 @@ class Conflict(RelatumError):
 
 
 class StreamReplaced(Conflict):
-    """The stream was declared again, or lost its tail (fields `stream`; `also`: the same for other streams)."""
+    """The stream was declared again, or lost its last messages (fields `stream`; `also`: other streams' errors)."""
 
     stream: str
     also: "tuple[StreamReplaced, ...]" = ()
 
 
 class CoverageConflict(Conflict):
-    """The coverage changed, or is of an earlier stream of this name (field `stream`); this batch was not written."""
+    """The coverage changed, or the stream was redeclared or forgotten (field `stream`); its rows were not written."""
 
     stream: str
 
@@ -279,7 +279,7 @@ class StreamUnavailable(BrokerUnavailable):
 
 
 class StreamNotHere(StreamUnavailable):
-    """No replica of the stream on a reachable node answers (fields `stream`, `offset`: None without one)."""
+    """No replica of the stream on a reachable node answers (fields `stream`, `offset`: None if none was requested)."""
 
     offset: int | None = None
 
@@ -317,7 +317,7 @@ class NotRecordedInTime(Transient):
 
 
 class NotFinishedInTime(Transient):
-    """A message's outcome was not final in time (field `outcome`: its present state). Wait again."""
+    """A message's outcome was not final in time (field `outcome`: the present outcome). Wait again."""
 
     outcome: Any
 

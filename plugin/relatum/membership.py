@@ -38,7 +38,7 @@ new_place: Final = tuple.__new__
 
 
 class GroupFault(StrEnum):
-    """The field `reason` of `InvalidGroup`: why headers or a call are invalid."""
+    """The field `reason` of `InvalidGroup`: why a message's headers or a call's arguments are invalid."""
 
     ID_MISSING = "group_id_missing"
     SEQUENCE_MISSING = "group_sequence_missing"
@@ -75,7 +75,7 @@ class GroupStatus(StrEnum):
 
 
 class Membership(NamedTuple):
-    """A message's place in its group. Unchecked: see `checked_membership`.
+    """A message's place in its group. The fields are not checked; `checked_membership` checks them.
 
     Attributes:
         group_id: 24 bytes as 48 hexadecimal digits in lower case.
@@ -137,7 +137,7 @@ def parse_value(value: str) -> Membership | None:
 
 
 def value_bounds(group_id: str) -> tuple[str, str]:
-    """Return the first value of `GROUP_KEY` of a group, and the first one after the group, by code points."""
+    """Return the bounds, by code points, of a group's values of `GROUP_KEY`. The second bound is exclusive."""
     return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
@@ -241,7 +241,7 @@ class Anomaly(StrEnum):
     PAST_LAST = "past_last"
     """A message without the flag has a higher sequence number than the last message."""
     EXPIRED = "expired"
-    """Retention has dropped a message of the group."""
+    """Retention has dropped a message of the group whose number no other message has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class GroupPosition:
         highest: The highest number found; 0 if there is none.
         missing: The missing numbers up to the last message's, or below the highest if the last message was not found:
             ranges (first, last), ascending.
-        last_sequence: The last message's number; the lowest of several; None if it was not found.
+        last_sequence: The last message's number, the lowest if several are flagged; None if none was found.
         seen: How many different numbers were found.
         anomalies: Other faults, in the order of `Anomaly`.
         streams: The streams and super streams that were searched, sorted; None: unknown.
@@ -287,7 +287,7 @@ class GroupPosition:
 
     @property
     def next_sequence(self) -> int:
-        """The lowest missing number."""
+        """The lowest number that was not found."""
         return self.contiguous + 1
 
     @property
@@ -301,9 +301,9 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
 
     Args:
         group_id: The group's id. Members of other groups are ignored.
-        members: One place for each message, in any order; also one for a message that was routed to several streams.
-        expired: Places of messages that retention has dropped. They count as missing, unless another message has the
-            same number; their last flags still count.
+        members: One place for each message, in any order; only one for a message that was routed to several streams.
+        expired: Places of messages that retention has dropped. A place whose number a member has is ignored. The others
+            count as missing, but their last flags count.
     """
     places = [place for place in members if place[0] == group_id]
     numbers: set[int] = {place[1] for place in places}

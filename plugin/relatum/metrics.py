@@ -59,7 +59,7 @@ class Observed:
 
 
 class Histogram:
-    """Counts values by size, in buckets with these ascending upper bounds. Thread-safe."""
+    """Counts values by size, in buckets whose ascending upper bounds are `bounds`. Thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
@@ -105,7 +105,7 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A current number or truth value. None is left out. Values of several components are added."""
+    """A current number or truth value; None is not reported. Values of several components are added."""
 
 
 class MaxGauge(Gauge):
@@ -338,14 +338,15 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
         A function that stops the server.
 
     Raises:
-        ConfigurationError: the address cannot be bound.
+        ConfigurationError: the address or the port cannot be bound.
     """
     from prometheus_client import start_http_server
 
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
     except OSError as error:
-        raise ConfigurationError(f"cannot serve metrics on {host}:{port} (choose another): {error.strerror}") from error
+        text = f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
+        raise ConfigurationError(text) from error
 
     def end() -> None:
         server.shutdown()

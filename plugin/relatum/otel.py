@@ -72,7 +72,7 @@ _parts = frozenset[Part]() if {"relatum", "*"} & {name.strip() for name in _disa
 
 
 def configure(*, without: Iterable[str] = ()) -> None:
-    """Choose which spans this process makes. Each call replaces the previous one.
+    """Choose which spans this process makes. Each call replaces the previous choice.
 
     Args:
         without: Names of parts that make no spans: "lookups", "recorder", "collector" and "serial". Default: none.
@@ -108,7 +108,7 @@ def _harmless(consequence: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a span shows at its start. Names have few values; kind "consumer" is for spans that process messages."""
+    """What a span shows at its start. Span names have few values; spans that process messages have kind "consumer"."""
 
     name: str
     attributes: Attributes = field(default_factory=dict)
@@ -148,7 +148,7 @@ def is_on(part: Part) -> bool:
 
 
 class Span:
-    """An open span of a part, or a placeholder without one."""
+    """An open span of a part, or a placeholder whose methods do nothing."""
 
     __slots__ = ("_span", "part")
 

@@ -74,7 +74,7 @@ class Outcome:
         collected_at: When the message was collected.
         forwarded_at: When an executor last got the message.
         finished_at: When the status became final.
-        others: The outcomes of other messages with the same id, for example if a publisher reused it.
+        others: The outcomes of other messages with this id, or of the same message in other collectors.
     """
 
     message_id: str
@@ -153,7 +153,7 @@ class _Query:
 def call_handler(
     handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
 ) -> None:
-    """Call a result handler, and log its exception. By default, exits are raised, so that they end an event loop."""
+    """Call a result handler, and log its exception. By default, `SystemExit` and the like are raised, to end a loop."""
     try:
         handler(outcome)
     except caught:
@@ -252,7 +252,7 @@ class Outcomes(Closing):
 
         Args:
             message_id: As for `of`.
-            timeout_s: Seconds to wait, including for PostgreSQL while it is unavailable. Default: 10.
+            timeout_s: Seconds to wait, also while PostgreSQL is unavailable. Default: 10.
             collector: As for `of`. The collector need not exist yet.
 
         Raises:
@@ -282,13 +282,13 @@ class Outcomes(Closing):
         if outcome.is_final:
             return outcome
         hints = {
-            OutcomeStatus.UNKNOWN: "no collector has stored it: check that one runs (`relatum status --collector`)",
-            OutcomeStatus.COLLECTED: "it waits for its executor",
-            OutcomeStatus.FORWARDED: "its executor has it",
+            OutcomeStatus.UNKNOWN: "no collector has stored it: check that one runs, by `relatum status --collector`",
+            OutcomeStatus.COLLECTED: "the message waits for its executor",
+            OutcomeStatus.FORWARDED: "its executor is processing the message",
         }
         raise NotFinishedInTime(
             f"the outcome of message {message_id} was not final within {seconds_text(timeout_s)}: it is "
-            f"{outcome.status.value}, {hints[outcome.status]}; wait again",
+            f"{outcome.status.value} ({hints[outcome.status]}); wait again",
             outcome=outcome,
         )
 
@@ -297,9 +297,9 @@ class Outcomes(Closing):
     ) -> None:
         """Call a handler with each new status of a message, from `collected` to the final one.
 
-        A thread of this object calls all handlers. Another one queries the table for them twenty times a second, so a
-        status that lasts for less may be skipped, but never the final one. A handler's exception is logged. If the
-        status is already final, the handler is called once.
+        One thread of this object calls all handlers, and another queries the table for them, at least every 50 ms if
+        PostgreSQL is fast. A shorter status may be skipped, but never the final one. A handler's exception is logged.
+        If the status is already final, the handler is called once.
 
         Args:
             handler: Called with the `Outcome`.
@@ -395,5 +395,5 @@ def _checked(message_ids: Iterable[str], collector: str | None) -> list[str]:
     for message_id in ids:
         # Other programs choose ids, so an id that no message can have is UNKNOWN, not an error.
         if not isinstance(message_id, str) or not message_id:
-            raise InvalidInput(f"message_id= takes text that is not empty, not {shown(message_id)}")
+            raise InvalidInput(f"a message id must be non-empty text, not {shown(message_id)}")
     return ids

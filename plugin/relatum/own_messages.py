@@ -123,7 +123,7 @@ class DirectPublisher(Closing):
             PublishNacked: the broker refused the message.
             PublishRejected: the broker will never accept this message, which is too large or malformed.
             InvalidInput: the properties cannot be encoded; nothing was sent.
-            HeadersRefused: the properties exceed a frame (field `bytes_max`: their maximum); nothing was sent.
+            HeadersRefused: the properties do not fit into a frame (field `bytes_max`: their maximum); nothing was sent.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
             AccessRefused: the broker refuses the login, or the user may not write to the default exchange.
         """
@@ -135,8 +135,8 @@ class DirectPublisher(Closing):
                 if frame_max and size + _FRAME_BYTES > frame_max:
                     # The broker would close the connection.
                     raise HeadersRefused(
-                        f"the properties of {self._what} take {size} bytes, and a frame of this connection has at "
-                        f"most {frame_max}; nothing was sent",
+                        f"the properties of {self._what} take {size} bytes, and a frame of this connection can hold "
+                        f"at most {frame_max - _FRAME_BYTES} of them; nothing was sent",
                         reason="too_large",
                         bytes_max=frame_max - _FRAME_BYTES,
                     )
@@ -148,7 +148,9 @@ class DirectPublisher(Closing):
             except UnroutableError as error:
                 raise PublishUnroutable(f"there is no stream {stream!r} for {self._what}: declare it") from error
             except NackError as error:
-                raise PublishNacked(f"the broker refused {self._what} for {stream!r}") from error
+                raise PublishNacked(
+                    f"the broker refused {self._what} for {stream!r}: try again, or make room if the queue is full"
+                ) from error
             except (AMQPError, OSError) as error:
                 self._drop()
                 code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
@@ -162,7 +164,9 @@ class DirectPublisher(Closing):
                     raise PublishRejected(
                         f"the broker does not accept {self._what} for {stream!r}: {reason_text}"
                     ) from error
-                raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {reason_text}") from error
+                raise BrokerUnavailable(
+                    f"the broker did not confirm {self._what} for {stream!r}; try again: {reason_text}"
+                ) from error
 
     def _connected(self) -> BlockingConnection:
         if self._connection is not None:
@@ -194,7 +198,8 @@ def _encoded_bytes(properties: BasicProperties) -> int:
         return sum(map(len, properties.encode()))
     except Exception as error:
         # pika's encoder raises AssertionError, struct.error and RecursionError as well as its own errors.
-        raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {error or type(error).__name__}") from error
+        reason = str(error) or type(error).__name__
+        raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {reason}; nothing was sent") from error
 
 
 class DeadLetters(Closing):
@@ -240,7 +245,7 @@ class DeadLetters(Closing):
 
 
 class DeadLetterPublisher:
-    """Publishes several dead letters. A retry skips those that were confirmed."""
+    """Publishes several dead letters. A second `run` skips those that were confirmed or cannot be published."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
@@ -251,7 +256,7 @@ class DeadLetterPublisher:
         self._refused: dict[MessageId, str] = {}
 
     def run(self) -> dict[MessageId, str]:
-        """Publish the remaining messages; return the places of those that cannot become dead letters, with reasons.
+        """Publish the remaining messages; return the ids of those that cannot become dead letters, with the reasons.
 
         Raises:
             Transient, AccessRefused, PublishNacked, PublishUnroutable: the broker may accept them later; call again.
@@ -298,6 +303,6 @@ def _check_depth(value: Any, levels: int) -> None:
     """Raise `InvalidInput` for headers nested so deep that pika crashes when it reads them. The broker accepts them."""
     if isinstance(value, Mapping | list | tuple):
         if levels <= 0:
-            raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+            raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels; nothing was sent")
         for each in value.values() if isinstance(value, Mapping) else value:
             _check_depth(each, levels - 1)

@@ -65,7 +65,7 @@ class Tap:
 
     Attributes:
         exchange: The exchange's name.
-        kind: The exchange's type ("topic", …); None if the user may not know it.
+        kind: The exchange's type ("topic", …); None if unknown, because the user may not declare the exchange.
         stream: The stream of the copies.
         binding_key: Selects the messages to copy, by the rules of the exchange's type.
         created_at: When the tap was stored; None if it is not stored yet.
@@ -87,7 +87,7 @@ def tap(
     binding_keys: Sequence[str] = (),
     options: StreamOptions = KEPT,
 ) -> list[Tap]:
-    """Tap exchanges: the broker copies each of their messages to a stream. Return the taps. Idempotent.
+    """Tap exchanges: the broker copies their new messages to a stream. Return the taps. Idempotent.
 
     Publishers, exchanges, queues, policies and other bindings are not changed. An existing stream is bound unchanged.
     If a tap is refused, everything that this call created is removed.
@@ -97,7 +97,8 @@ def tap(
         database: PostgreSQL's URL, or a `Database`, which stores the taps.
         exchanges: Names of existing exchanges.
         stream: The stream for all copies. None (default): `tap.EXCHANGE` for each exchange.
-        binding_keys: Select the messages to copy. Empty (default): all, which is impossible for a direct exchange.
+        binding_keys: Select the messages to copy. Empty (default): all, for topic, fanout and headers exchanges only;
+            the latter two accept no keys.
         options: Options for a stream that does not exist yet. Default: `KEPT`.
 
     Returns:
@@ -139,8 +140,8 @@ def _check_no_super_stream(
     if partitions:
         raise InvalidInput(
             f"Stream {partitions[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
-            "would use a tap as another partition. The exchange's messages are already in streams: use relatum record "
-            f"{exchange}; nothing was changed."
+            "would use a tap as another partition. The exchange's messages are already in streams: record them by "
+            f"`relatum record {exchange}`; nothing was changed."
         )
 
 
@@ -164,7 +165,8 @@ def untap(
 
     Raises:
         NotFound: An exchange is not tapped, or not to this stream; nothing was changed.
-        AccessRefused, BrokerUnavailable, DatabaseUnavailable: Some taps may remain, and stay stored; safe to retry.
+        AccessRefused, BrokerUnavailable, DatabaseUnavailable: All taps stay stored, some without their binding; safe to
+            retry.
     """
     names = checked_names("exchanges", (exchanges,) if isinstance(exchanges, str) else exchanges, least=1)
     address = BrokerAddress.of(broker)
@@ -176,8 +178,9 @@ def untap(
         }
         for exchange in names:
             if not any(each.exchange == exchange for each in removed.values()):
-                what = f"Exchange {exchange!r}" if stream is None else f"Exchange {exchange!r}, into {stream!r},"
-                raise NotFound(f"{what} is not tapped in virtual host {address.vhost!r}: see relatum tap --list")
+                target = "" if stream is None else f" into {stream!r}"
+                where = f"{target} in virtual host {address.vhost!r}"
+                raise NotFound(f"Exchange {exchange!r} is not tapped{where}: see `relatum tap --list`")
         with blocking_connection(address, address) as connection:
             for each in removed.values():
                 _unbind(connection, each)
@@ -202,12 +205,14 @@ def _keys_of(exchange: str, kind: str | None, keys: Sequence[str]) -> Sequence[s
         )
     if kind in ("headers", "fanout"):
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which has no keys: all messages are copied.")
+            raise InvalidInput(
+                f"Exchange {exchange!r} is of type {kind}, which ignores binding keys: omit them to copy all messages."
+            )
         return ("",)
     if not keys and kind not in ("topic", None):
         raise InvalidInput(
             f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: select some by "
-            "--binding-key KEY, once for each key."
+            "`--binding-key KEY`, once for each key."
         )
     # If the type is unknown, this key copies all messages of topic, fanout and headers exchanges.
     return keys or ("#",)

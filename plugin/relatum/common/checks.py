@@ -62,7 +62,7 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """Return the name of a stream, a super stream or a key. The broker may not answer a request with a longer name."""
+    """Return a name of 1 to 255 bytes: the broker may not answer a request with a longer one."""
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
     name: str = value
@@ -113,7 +113,7 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
 
 
 def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """Return a function."""
+    """Return a value that can be called."""
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
     function: Callable[..., Any] = value
@@ -146,19 +146,20 @@ def checked_host(host: str, where: str) -> None:
     """Check that a host's name can be encoded for DNS: otherwise, Python would raise a `UnicodeError` when connecting.
 
     Raises:
-        ConfigurationError: a part between dots is empty, or longer than 63 characters. The error does not show the
-            name, which may be part of a password that is not percent-encoded.
+        ConfigurationError: a part between dots is empty, longer than 63 characters, or has an invalid character. The
+            error does not show the name, which may be part of a password that is not percent-encoded.
     """
     try:
         host.encode("idna")
     except UnicodeError:
         raise ConfigurationError(
-            f"{where} has an invalid host name: a part between dots is empty or has over 63 characters"
+            f"{where} has an invalid host name: a part between dots is empty, too long or has invalid characters; "
+            "correct it, and percent-encode special characters of the password"
         ) from None
 
 
 def checked_body(value: Any) -> bytes | str:
-    """Return a message's body."""
+    """Return a message's body, which is bytes or text."""
     if not isinstance(value, bytes | str):
         raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
     return value

@@ -68,7 +68,7 @@ _VALID_FORMS: Final = {
 
 
 def described(reason: SkipReason) -> str:
-    """Return the text of a reason for an error; for some reasons, with the valid values."""
+    """Return a reason as text for an error, followed by the valid values if that helps."""
     return f"{reason}: {_VALID_FORMS[reason]}" if reason in _VALID_FORMS else str(reason)
 
 

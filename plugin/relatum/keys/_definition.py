@@ -21,7 +21,7 @@ Source: TypeAlias = "str | Sequence[str] | BodyFunction | None"
 
 @dataclass(frozen=True)
 class KeyDefinition:
-    """A relationship key: a named value in a message's headers or properties that relates it to others.
+    """A relationship key: a named value in headers, properties or bodies that relates messages to each other.
 
     Args:
         name: The key's name, 1 to 255 bytes of UTF-8.
@@ -29,10 +29,10 @@ class KeyDefinition:
             `"property:NAME"` (see `PROPERTIES`): that header or property. `"header:$.a.b[0]"`: a value inside a
             header's tables and arrays. `"body:$.order.id"`: a value in a body of JSON; `[*]` is each item of an array,
             and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or in a
-            body: `"trace-id:body:$.parent"`. `"… or …"`: the first of these that has a value. A sequence of sources: a
-            composite of these in order, which has a value if each component has one. A callable of the body: the
-            interceptor calls it on each message and writes the result into the header with the key's name (None: no
-            header), where recorders and consumers find it.
+            body: `"trace-id:body:$.parent"`. `"… or …"`: the first of several sources that has a value. A sequence of
+            sources: a composite of their values in order, which has a value if each component has one. A function: the
+            interceptor calls it with each message's body and writes the result into the header with the key's name
+            (None: no header), where recorders and consumers find it.
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for which values are equal.
         names: The name of another key: a value of this key refers to the earlier message that has the same value of
             that key (a reply's `correlation_id` to a request's `message_id`). Both keys have the same type and number
@@ -331,7 +331,7 @@ class KeyAgreement:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the database was queried once, even if it did not answer."""
+        """Whether the database was queried at least once, even if it did not answer."""
         return self._queried.is_set()
 
     def tell(self, conflict: RelatumError | None) -> None:
@@ -340,7 +340,7 @@ class KeyAgreement:
         self._queried.set()
 
     def wait(self, timeout_s: float = AGREE_S) -> None:
-        """Wait until the database was queried once, for at most this many seconds."""
+        """Wait until the database was queried at least once, for at most `timeout_s` seconds."""
         self._queried.wait(max(0.0, timeout_s))
 
     def check(self) -> None:

@@ -66,7 +66,7 @@ class Place:
         kind: `"header"`, `"property"` or `"body"`.
         name: The header's or property's name; empty for the body.
         path: The path inside the header or body; empty for the whole.
-        is_trace: Whether the value is the trace id in a `traceparent` or `b3`.
+        is_trace: Whether the value is the trace id inside a text in the format of `traceparent` or `b3`.
         media_type: The content type of the bodies; empty for JSON of any content type.
         mark: Bytes that every body with this place contains, unless it escapes letters; empty if there are none.
     """
@@ -161,7 +161,7 @@ class Component:
 
     @property
     def lone(self) -> Place | None:
-        """The component's place if it has only one, a whole header or property; else None."""
+        """The component's only place, if that is a whole header or property; else None."""
         return self.places[0] if len(self.places) == 1 and self.places[0].is_plain else None
 
     @property
@@ -192,7 +192,7 @@ class Component:
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
-            raise invalid(key, f"its source has more than {PLACES_MAX} places")
+            raise invalid(key, f"its source has more than {PLACES_MAX} places: leave some out")
         return cls(tuple(Place.parse(each, key=key) for each in texts))
 
 
@@ -212,13 +212,14 @@ def invalid(key: str, reason: str) -> InvalidKeyDefinition:
 
 
 def check_name(name: Any, *, key: Any) -> None:
-    """Check the name of a key or of its source."""
+    """Raise `InvalidKeyDefinition` for an invalid name of a key or of its source."""
     if not isinstance(name, str):
         raise InvalidKeyDefinition(f"a key's name must be text, not {type(name).__name__}", key=str(key))
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidKeyDefinition("the name of a key or of its source must be Unicode text", key=repr(key)) from None
+        reason = f"key {shown(key)}: its name or its source's name contains a lone surrogate; use Unicode text"
+        raise InvalidKeyDefinition(reason, key=repr(key)) from None
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
         reason = f"key {shown(key)}: names of keys and sources must have 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
         raise InvalidKeyDefinition(reason, key=str(key))
@@ -240,7 +241,7 @@ def parse_path(text: str, *, key: str) -> Path:
             "and $.items[*].sku for each item of an array",
         )
     if len(steps) > STEPS_MAX:
-        raise invalid(key, f"its path has more than {STEPS_MAX} steps")
+        raise invalid(key, f"its path has more than {STEPS_MAX} steps: choose a value that is nested less deeply")
     return tuple(steps)
 
 

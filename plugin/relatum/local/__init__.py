@@ -28,7 +28,7 @@ class LocalServers:
         directory: The parent of the directories `rabbitmq` and `postgresql`; created if missing.
         durable: Whether PostgreSQL waits for the disk at each commit. Default: True. False is for tests: a power loss
             may then destroy the database, but a killed process cannot.
-        start_timeout_s: Maximum seconds of each start, above 0. Default: 120; a start usually takes 3 to 4.
+        start_timeout_s: Maximum seconds of each start, above 0. Default: 120; a start usually takes 3 to 4 s.
     """
 
     def __init__(

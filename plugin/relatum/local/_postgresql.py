@@ -44,10 +44,11 @@ class Account:
 
     @classmethod
     def choose(cls, owner: int | None, *, must_reach: Sequence[Path]) -> "Account":
-        """Return the user for a program that refuses to run as root: `owner`, if its files already exist.
+        """Return the user for a program that refuses to run as root. `owner` owns the program's files; None: no files.
 
         Other users cannot enter checkouts and virtual environments below /root, nor pytest's temporary directories.
-        The program then gets a capability to enter them; the server's password keeps others from misusing that.
+        If `must_reach` has such paths, the account includes a capability to enter them. The server's password keeps
+        others from misusing the capability.
         """
         if os.geteuid() != 0:
             return cls()
@@ -108,7 +109,7 @@ class LocalPostgreSQL(LocalServer):
         directory: The directory for all of the server's files; created if missing.
         durable: Whether each commit waits for the disk (`fsync`). Default: True. False is for tests: a power loss may
             then destroy the data, but a killed process cannot.
-        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes less than 1.
+        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes less than 1 s.
 
     Source: https://www.postgresql.org/docs/18/app-initdb.html, https://www.postgresql.org/docs/18/server-shutdown.html
     """

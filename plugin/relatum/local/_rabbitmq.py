@@ -50,7 +50,7 @@ class LocalRabbitMQ(LocalServer):
         configuration: Additional settings of rabbitmq.conf by name. Each start writes them, so you may change them
             between starts. None (default): no settings.
         plugins: Names of the plugins to enable. Default: `rabbitmq_stream`.
-        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes 3 to 4.
+        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes 3 to 4 s.
 
     Source: https://www.rabbitmq.com/docs/configure, https://www.erlang.org/doc/apps/erts/erl_cmd.html
     """

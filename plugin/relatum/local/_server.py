@@ -122,8 +122,8 @@ class LocalServer(ABC):
         """Start the server, and wait until it answers. No effect if it is running.
 
         Raises:
-            ServerStartFailed: The server is not installed, ended, or did not answer in time. The message ends with the
-                server's last lines. No process of the server is left, and you can start it again.
+            ServerStartFailed: The server is not installed, cannot use its directory, exited, or did not answer in time
+                (these two messages end with its last lines). No process of the server is left; you can start it again.
         """
         self.launch()
         self.await_answer()
@@ -282,14 +282,14 @@ def _locked(directory: Path) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Identity:
-    """A server's password and base port; offsets from it lead to the server's other ports."""
+    """A server's password and base port. The server's other ports are at offsets from the base port."""
 
     port: int
     password: str
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity stored in `file`, with another port if its ports are in use; or store a new one."""
+        """Return the identity in `file`, with a new base port if its ports are in use; create it if it is missing."""
         stored = cls(**json.loads(file.read_text())) if file.exists() else None
         if stored is not None and _is_free(stored.port, offsets):
             return stored

@@ -34,7 +34,7 @@ FORGOTTEN: Final = "forgotten"
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A row of `relatum.streams`: one generation of a stream."""
+    """A row of `relatum.streams`: one generation of a stream; a stream that is declared again gets the next one."""
 
     stream_id: int
     vhost: str
@@ -160,7 +160,7 @@ def _write_keys(
     """Store new definitions, and missing `names` and masks of definitions in force; return the new definitions."""
     missing = [definition for definition in definitions if definition.name not in in_force]
     if len(in_force) + len(missing) > KEYS_MAX:
-        raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
+        raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force: remove one first", key=missing[-1].name)
     _check_references(definitions, {key.name: key for key in missing} | in_force)
     changed = [key for key in definitions if not _is_satisfied(key, in_force.get(key.name))]
     rows = [

@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class NoAnswerInTime(psycopg.OperationalError):
-    """PostgreSQL did not answer in time; the connection was closed."""
+    """PostgreSQL did not answer in time. If anything was sent, the connection was closed."""
 
 
 def _limited(
@@ -60,7 +60,7 @@ def _limited(
 def _no_answer(deadline: Deadline | None, limit_s: float | None) -> NoAnswerInTime:
     has_passed = deadline is not None and deadline.has_passed
     reason = str(deadline) if has_passed or limit_s is None else seconds_text(limit_s)
-    return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
+    return NoAnswerInTime(f"no answer in time ({reason}); the call is safe to repeat")
 
 
 def check(deadline: Deadline | None) -> None:
@@ -127,7 +127,7 @@ class TimedConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def add_notice_handler(self, callback: Any) -> None:
-        """Add a handler, once: SQLAlchemy adds the same handler each time that it gets the connection."""
+        """Add a handler, unless it was added: SQLAlchemy adds it again whenever it gets the connection."""
         if callback not in self._added_handlers:
             self._added_handlers.add(callback)
             super().add_notice_handler(callback)
@@ -156,7 +156,7 @@ class TimedConnection(psycopg.Connection[Any]):
             self.end()
             if self._step == "commit":
                 reason = str(error).partition(";")[0]
-                raise NoAnswerInTime(f"{reason} to a commit: its outcome is unknown") from None
+                raise NoAnswerInTime(f"{reason} to a commit, whose outcome is unknown") from None
             raise
 
     def commit(self) -> None:

@@ -89,7 +89,7 @@ class Database:
             `connections_max`.
         is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
         connections_max: Maximum connections, idle or in use; a caller waits up to ten minutes for a free connection.
-            None (default): twice `pool_size`, and half a minute.
+            None (default): twice `pool_size`, with a wait of half a minute.
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
             suspended. None (default): never.
@@ -196,7 +196,7 @@ class Database:
         """Run a statement and return its rows as named tuples.
 
         - `statement`: A constant made by `sql`, so that it is compiled once.
-        - `accept`: Returns whether to commit the statement that returned the rows, or roll back. Default: commit.
+        - `accept`: Returns True to commit the statement that returned the rows, False to roll it back. Default: commit.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
 
@@ -204,7 +204,7 @@ class Database:
             The rows; empty if they were not accepted, or if the statement returns none.
 
         Raises:
-            DatabaseUnavailable: PostgreSQL does not answer, not even on a new connection.
+            DatabaseUnavailable: PostgreSQL does not answer, or is a standby in spite of `on_primary`.
             UsedAfterClose: the object was closed.
         """
         with translated_errors():
@@ -237,7 +237,7 @@ class Database:
             yield connection
 
     def run(self, work: Callable[[sa.Connection], _Result]) -> _Result:
-        """Call `work` in a transaction; repeat that after a deadlock, a serialization failure or a dead connection."""
+        """Call `work` in a transaction, and repeat both after a deadlock, serialization failure or dead connection."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with self.transaction() as connection:

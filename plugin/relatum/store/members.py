@@ -48,9 +48,9 @@ class Sharing:
         members: The members' table, with columns `holder` and `lease_expires_at`.
         within: The members' column that names their group, unique together with `holder`; and the column's type.
         rows: The table of shared rows.
-        key: Its integer key.
-        held_by: Its column for the holder's name.
-        of_rows: Its column that matches `within`. None (default): without one, names of holders must be unique.
+        key: The integer key of `rows`.
+        held_by: The column of `rows` with the holder's name.
+        of_rows: The column of `rows` that matches `within`. None (default): no column; holders' names must be unique.
         are: The SQL condition that selects the shared rows.
         taken: Further SQL assignments for a row that is taken, to fence off its former holder.
     """
@@ -160,13 +160,13 @@ class Member:
     ) -> Share:
         """Renew the lease, take free rows up to this member's share, and return its rows.
 
-        Runs five statements in the caller's transaction, for any number of keys. The result may be outdated when the
-        transaction ends, so writes are fenced.
+        Runs at most six statements in the caller's transaction, for any number of keys. The result may be outdated when
+        the transaction ends, so writes are fenced.
 
         - `wanted`: The keys of all rows to share. All members of a group must pass the same keys.
         - `takes`: False for a member that cannot use rows now, or recently could not: it keeps its rows and takes none.
-        - `leased`: False ends the lease, so that others may take all rows. The member keeps the rows that nobody takes,
-          and its name for the next lease. Its writes to rows that others had in between are fenced off.
+        - `leased`: False ends the lease, so that others may take all rows. The member keeps its name, and the rows that
+          nobody takes. Its writes to rows that others have held since are fenced off.
         """
         alive: set[str] = set()
         if leased:

@@ -194,7 +194,7 @@ _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE 
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
-    """Drop parts without retained messages; return the dropped rows by stream id. The next call drops parts in use."""
+    """Drop parts without retained messages, except parts in use; return the number of dropped rows by stream id."""
     with transaction(engine) as connection:
         droppable = list(connection.scalars(_DROPPABLE))
     dropped: dict[int, int] = {}

@@ -145,7 +145,7 @@ class Pool:
                 if deadline.has_passed:
                     call = current()
                     reason = f" ({call})" if call is not None and call.has_passed else ""
-                    text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
+                    text = f"no connection to PostgreSQL became free in time{reason}; the call is safe to repeat"
                     raise DatabaseUnavailable(text, reason="pool")
                 waiter.wait(max(0.0, min(LOOK_S, deadline.left_s())))
         finally:
@@ -251,7 +251,7 @@ def check_session(connection: TimedConnection, is_pooled: bool | None) -> None:
     """
     major = connection.info.server_version // 10_000
     if major < OLDEST:
-        raise ConfigurationError(f"PostgreSQL {major} is too old: Relatum needs {OLDEST} or newer")
+        raise ConfigurationError(f"PostgreSQL {major} is too old: upgrade it to version {OLDEST} or newer")
     if is_pooled is None:
         row = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
         is_pooled = row is None or row[0] != connection.info.backend_pid

@@ -163,8 +163,8 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """Open a transaction as `Tokens.transaction` does, without settling a commit in doubt.
 
-    The caller may leave the transaction idle for any time. Others may wait for the rows that the step locks: from then
-    on, the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
+    The caller may leave the transaction idle for any time. `store` locks rows that others may wait for: from then on,
+    the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -187,7 +187,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 if not _is_lost(error):
                     raise
                 raise CommitInDoubt(
-                    "the connection to PostgreSQL was lost during the commit; its outcome is unknown", token=token
+                    "the connection to PostgreSQL was lost during a commit, whose outcome is unknown", token=token
                 ) from error
 
 

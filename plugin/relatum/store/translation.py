@@ -60,11 +60,11 @@ _BY_CLASS: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError]
     ((errors.InvalidCatalogName,), ConfigurationError, "", "there is no such database: {}"),
     (
         (errors.LockNotAvailable,), DatabaseUnavailable, "timeout",
-        "another session has held a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
-        "changed, and it is safe to repeat: {}",
+        "another session has held a lock for too long (pg_stat_activity and pg_blocking_pids show it); nothing was "
+        "changed, and the call is safe to repeat: {}",
     ),
     ((errors.DiskFull,), DatabaseUnavailable, "disk_full", "PostgreSQL's disk is full: {}; nothing was written"),
-    ((NoAnswerInTime,), DatabaseUnavailable, "timeout", "PostgreSQL: {}"),
+    ((NoAnswerInTime,), DatabaseUnavailable, "timeout", "PostgreSQL gave {}"),
 )  # fmt: skip
 
 _TLS_HINT: Final = " (set TLS with sslmode, sslrootcert, sslcert and sslkey in the database's URL)"

@@ -133,7 +133,7 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section is truncated") from None
     if position != size or not size:
-        raise UndecodableMessage("an AMQP 1.0 section is truncated, or the message has none, or too many sections")
+        raise UndecodableMessage(f"a message is empty, has over {SECTIONS_MAX} AMQP 1.0 sections, or ends inside one")
     return annotations, properties, application
 
 
@@ -215,7 +215,7 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
-    """Decode a map. Entries whose keys are not text are omitted, as the broker does for AMQP 0.9.1."""
+    """Decode a map. Entries whose keys are not text are omitted, as the broker omits them for AMQP 0.9.1."""
     items, values = _items(raw, position, "map", 0, [VALUES_MAX]), {}
     for index in range(0, len(items), 2):
         key = items[index]
@@ -282,8 +282,8 @@ def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[in
     """Decode any value, and return it with its end.
 
     - `depth`: The number of values that enclose it.
-    - `values_left`: A list whose one item, the number of values still allowed, is reduced; None: `VALUES_MAX`. A value
-      with more becomes `Opaque`.
+    - `values_left`: A list of the number of values still allowed, which this call reduces; None: `VALUES_MAX`. A value
+      that contains more becomes `Opaque`.
 
     Returns:
         Text as `str` (as `bytes` if it is not UTF-8, which RabbitMQ 3.10 accepts), symbols as `str`, numbers as `int`
@@ -324,7 +324,7 @@ def _items(raw: bytes, position: int, kind: str, depth: int, values_left: list[i
     count, at, end = entries_of(raw, position, kind)
     # Checked before any object is created.
     if count > values_left[0]:
-        raise UndecodableMessage(f"an AMQP 1.0 value has more than {VALUES_MAX} values", is_too_much=True)
+        raise UndecodableMessage(f"an AMQP 1.0 value contains more than {VALUES_MAX} values", is_too_much=True)
     values_left[0] -= count
     values = []
     for _ in range(count):

@@ -203,7 +203,7 @@ class Cursor:
 
 
 def string(value: str) -> bytes:
-    """Encode a string with its length. Raises for more than 32,767 bytes, or a lone surrogate."""
+    """Encode a string with its length: 32,767 bytes at most (`ProtocolError`), no lone surrogate (`InvalidInput`)."""
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
@@ -289,7 +289,7 @@ def metadata(correlation: int, streams: list[str]) -> bytes:
 
 
 def declare_publisher(correlation: int, publisher: int, reference: str, stream: str) -> bytes:
-    """Declare publisher 0 to 255 of a connection. The broker drops messages that the reference has published before."""
+    """Encode a declaration of publisher 0 to 255. The broker drops messages that its reference has published before."""
     return request(Command.DECLARE_PUBLISHER, correlation, bytes((publisher,)) + string(reference) + string(stream))
 
 

@@ -177,7 +177,7 @@ class StreamSession:
                 if not 4 <= size <= size_max:
                     if not self.server_properties:
                         raise AnotherProtocol("The first bytes of the answer are not a frame of the stream protocol.")
-                    raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
+                    raise ProtocolError(f"A frame of the stream protocol claims {size} bytes, not 4 to {size_max}.")
                 end = position + 4 + size
                 if end > available:
                     break

@@ -68,7 +68,7 @@ class ComponentLoop:
     # --- called from any thread ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread. No effect if the loop runs or was stopped."""
+        """Start the thread. No effect if it was started before, or if the loop was stopped."""
         with self._lock:
             if self._thread is not None or self._is_stopped:
                 return
@@ -162,9 +162,9 @@ class ComponentLoop:
     def repeat(
         self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
     ) -> "RepeatedTask":
-        """Call `call` repeatedly. It returns the seconds until its next call; `math.inf` waits for `RepeatedTask.wake`.
+        """Call `call` repeatedly. It returns the seconds until it is next called; `math.inf`: at `RepeatedTask.wake`.
 
-        Its errors are reported to `outages` under the name `what`, and it is retried after at most `longest_s` seconds.
+        Errors are reported to `outages` under the name `what`, and `call` is retried after at most `longest_s` seconds.
         """
         wake_event = asyncio.Event()
 

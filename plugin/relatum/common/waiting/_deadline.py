@@ -140,7 +140,7 @@ def current() -> Deadline | None:
 
 
 def left_s(most_s: float = math.inf) -> float:
-    """Return the seconds that a wait may take: its own limit or the call's remaining time; at least 0."""
+    """Return the seconds that a wait may take: `most_s`, or the call's remaining time if that is less; at least 0."""
     deadline = _current.get()
     return most_s if deadline is None else max(0.0, min(most_s, deadline.left_s()))
 

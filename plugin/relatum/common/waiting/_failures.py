@@ -156,7 +156,7 @@ class Outages:
     # --- reports ----------------------------------------------------------------------------------------------------
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Note that a part cannot continue, and log a new cause; an unexpected error is logged with its traceback.
+        """Note that a part cannot continue, and log the cause if it is new; an unexpected error with its traceback.
 
         `part`: The part's name in the log: "recording of stream 'orders'".
         """
@@ -185,11 +185,11 @@ class Outages:
             self._logger.error("%s hit an unexpected error and will retry", part, exc_info=error)
 
     def over(self, part: str) -> None:
-        """Note that a part continues. If no part waits for the cause any longer, log that."""
+        """Note that a part continues. If it was the last part that waited for the cause, log the recovery."""
         self._stop_waiting(part, continues=True)
 
     def forget(self, part: str) -> None:
-        """Note that a part has ended, or waits for another cause, which does not show that the server is back.
+        """Note that a part has ended or waits for another cause. Neither shows that the server is back.
 
         If it was the last part that waited, the recovery is logged only if another part has continued with the server.
         """
