@@ -115,7 +115,10 @@ WRONG: dict[str, tuple[type[Exception], str]] = {
     "amqp://127.0.0.1:129/": NOBODY,
     "amqp://127.0.0.1:100/": (ConfigurationError, "rabbitmq-stream"),
     # The stream protocol hangs up silently; AMQP 0.9.1 returns an error that no waiting cures.
-    "rabbitmq-stream+tls://{login}@{streams}/": (BrokerUnavailable, r"TLS with .* failed|No stream protocol"),
+    "rabbitmq-stream+tls://{login}@{streams}/": (
+        BrokerUnavailable,
+        r"TLS with .* failed|Cannot connect to .* by the stream protocol",
+    ),
     "amqps://{login}@{amqp}/": (ConfigurationError, "does not speak TLS"),
 }
 """Addresses of others, or of nobody (129, nor 120 below; by 100 no stream port is guessed; `invalid`: RFC 2606)."""

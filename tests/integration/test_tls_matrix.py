@@ -128,7 +128,7 @@ WAYS: dict[str, Way] = {
     "tls-at-plain-port-of-streams": Way(
         "rabbitmq-stream+tls://{login}{plain_streams}?{ca}", raises=(TlsRefused, BrokerUnavailable)
     ),
-    "plain-at-tls-port": Way("amqp://{login}{secure}", raises=BrokerUnavailable, says="No AMQP 0.9.1 at"),
+    "plain-at-tls-port": Way("amqp://{login}{secure}", raises=BrokerUnavailable, says="by AMQP 0.9.1"),
 }
 
 

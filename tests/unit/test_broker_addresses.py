@@ -46,7 +46,7 @@ def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
     """Stream URLs match the others one by one, and options of the login need TLS in each URL."""
     address = BrokerAddress.of(Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1;rabbitmq-stream://b:2"))
     assert [each.stream_port for each in address.each] == [1, 2]
-    with pytest.raises(ConfigurationError, match="as many stream URLs"):
+    with pytest.raises(ConfigurationError, match="as many stream URLs as AMQP URLs"):
         Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1")
     context = ssl.create_default_context()
     address = BrokerAddress.of(Broker("amqps://a;amqps://b", ssl_context=context))
@@ -92,7 +92,7 @@ def test_a_broker_is_a_value_that_shows_no_password() -> None:
         ("rabbitmq-stream://h/?auth_mechanism=external&certfile=/c", "need a URL with TLS"),
         ("amqps://h/?verify=maybe", "'verify' has an invalid value"),
         ("amqps://h/?auth_mechanism=amqplain", "'auth_mechanism' has an invalid value"),
-        ("amqps://h/?cacertfile=/a&cafile=/b", "gives 'ca' two values"),
+        ("amqps://h/?cacertfile=/a&cafile=/b", "different values for one option"),
         ("amqps://h/?auth_mechanism=external", "client certificate"),
         ("amqps://h/?keyfile=/k", "needs its certificate"),
         ("amqps://h/?cacertfile=/nowhere/ca.pem", "'/nowhere/ca.pem' cannot be read: No such file"),
@@ -108,7 +108,7 @@ def test_a_broker_is_a_value_that_shows_no_password() -> None:
         ("amqp://relatum:sec?ret@host", "%3F"),
         ("amqp://relatum:p@sec#ret@host", "%23"),
         ("rabbitmq-stream://relatum:12/sec@host", "%2F"),
-        ("http://user:secret@host", "begins with one of"),
+        ("http://user:secret@host", "must begin with one of"),
         (f"amqp://user:secret@{'h' * 64}/", "over 63 characters"),
         ("amqp://user:secret@a..b/", "over 63 characters"),
         # They would name other streams, or one is incomplete.

@@ -56,12 +56,12 @@ class Broker:
             the URL's, or "PLAIN".
         password: The password, instead of the URL's; or a function that returns the current one, such as a token. Each
             login calls the function in a separate thread, one call at a time, and waits up to 5 s. If the function
-            raises or takes longer, the login fails with `BrokerUnavailable` and is retried; no error shows what it
-            raised or returned. None (default): the URL's.
+            raises or takes longer, the login fails with `BrokerUnavailable` and is retried; errors show only the type
+            of what it raised or returned. None (default): the URL's.
 
     Raises:
-        ConfigurationError: A URL cannot be parsed; its options contradict each other or these; TLS options are given
-            without TLS; several URLs have different virtual hosts, or there are not as many stream URLs. The message
+        ConfigurationError: A URL cannot be parsed; its options contradict each other or the arguments; TLS options are
+            given without TLS; several URLs have different virtual hosts, or not each has a stream URL. The message
             shows no password. TLS files are read later, when connecting.
         InvalidInput: The password is neither text nor a function.
     """
@@ -138,7 +138,7 @@ class BrokerAddress:
 
     @classmethod
     def of(cls, broker: "AnyBroker") -> "BrokerAddress":
-        """Return the address of `broker`. It checks TLS files, so that errors occur before anything connects."""
+        """Return the address of `broker`. This checks TLS files, so that errors occur before anything connects."""
         if isinstance(broker, str):
             address: BrokerAddress = cls.parse(broker)
         elif isinstance(broker, Broker | BrokerAddress):
@@ -162,11 +162,11 @@ class BrokerAddress:
         return replace(first, others=tuple(other for other in each if other != first))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
-        """Return this address and its others with another login. If it needs TLS, they must use TLS."""
+        """Return this address and its others with another login. If the login needs TLS, all of them must use TLS."""
         return self._map(lambda one: replace(one, login=login))
 
     def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":
-        """Return this address with another password or function, which its others with equal credentials get, too."""
+        """Return this address with another password or function, also for `others` with equal credentials."""
         mine = (self.user, self.password)
         if isinstance(password, str):
             changes: dict[str, Any] = {"password": password}
@@ -190,7 +190,7 @@ class BrokerAddress:
         return self.password_now if isinstance(self.password_now, PasswordFunction) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Return whether another connection has the same broker and user. If so, its password is used from now on.
+        """Return whether another connection has the same broker and user; if so, use its password from now on.
 
         True if the addresses are equal. If only the passwords differ, true if both connections have the same current
         password, or if this address's connections are closed. Two open connections with different passwords may be two
@@ -223,7 +223,7 @@ class BrokerAddress:
         urls = _split_urls(url)
         stream_urls = [None] * len(urls) if stream_url is None else _split_urls(stream_url)
         if len(urls) != len(stream_urls):
-            raise ConfigurationError(f"Give as many stream URLs as URLs, not {len(stream_urls)} for {len(urls)}.")
+            raise ConfigurationError(f"Give as many stream URLs as AMQP URLs, not {len(stream_urls)} for {len(urls)}.")
         first, *others = (cls._of_pair(*pair) for pair in zip(urls, stream_urls, strict=True))
         return replace(first, others=tuple(others)) if others else first
 
@@ -298,7 +298,7 @@ def _parse_url(url: str) -> tuple[SplitResult, int]:
         raise ConfigurationError(f"A broker's URL must be text, not {type(url).__name__}.")
     scheme = url.partition("://")[0].lower()
     if scheme not in _PORTS:
-        raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
+        raise ConfigurationError(f"A broker's URL must begin with one of {', '.join(f'{name}://' for name in _PORTS)}.")
     # Messages show no part of the URL, because it may be the password's. Those of `urlsplit` would show some.
     try:
         parts = urlsplit(url)

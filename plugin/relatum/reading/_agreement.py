@@ -77,7 +77,7 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
 def agreements(
     reader: "StreamReader", positions: Mapping[str, Position], kept: "ChunkCache | None" = None
 ) -> dict[str, Agreement]:
-    """Return the agreement of many streams, each with its position. Chunks in the cache `kept` are not read again."""
+    """Return the `agreement` of each stream with its position. Chunks in the cache `kept` are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]
     agreed: dict[str, Agreement] = {}
     try:
@@ -92,7 +92,7 @@ def agreements(
 
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
-    """Return the agreement of a position and the result of reading at its offset. No I/O."""
+    """Return the agreement of a position, given the result of reading its offset. Does no I/O."""
     if isinstance(found, StreamUnavailable):
         return Agreement.UNKNOWN
     if isinstance(found, OffsetExpired):
@@ -122,7 +122,7 @@ def _fingerprint_of(message: Message) -> int:
 def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
     """Return the broker's identity. A broker without an id gets one.
 
-    The id is None if this user may not read, declare or write its stream, or if the name is used otherwise.
+    The id is None if this user may not read, create or write to `relatum.broker`, or if that is no stream with an id.
 
     Raises:
         Transient: The identity cannot be read now.
@@ -181,7 +181,7 @@ def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdent
 
 
 def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
-    """Return a stream's bounds, or the error: it is missing or a queue, or has no permission, no leader or bad data.
+    """Return a stream's bounds, or the error that says why they cannot be read.
 
     Raises:
         BrokerUnavailable: The broker is unavailable, which concerns all streams.

@@ -82,7 +82,7 @@ def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s
 
 def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
     if address.amqp_port is None:
-        raise ConfigurationError("This needs AMQP 0.9.1, and only a stream URL was given: give an amqp:// URL.")
+        raise ConfigurationError("This call needs AMQP 0.9.1, and only a stream URL was given: give an amqp:// URL.")
     login = address.login
     credentials: Any = pika.PlainCredentials(address.user, address.secret())
     if login.mechanism == "EXTERNAL":
@@ -109,7 +109,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
 
 @contextmanager
 def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End the connection if the block takes longer. Pika itself would wait forever."""
+    """End the connection if the block takes longer than `timeout_s`. Pika itself would wait forever."""
     # It works as pika's timer for blocked connections: while pika waits, only timers of its loop run.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
@@ -141,10 +141,12 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
         if int(closed[1]) == _NO_VHOST:
             return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
-        return AccessRefused(f"{refuses}: name, password or certificate is wrong; RabbitMQ does not say which.")
+        wrong = "the name, the password or the certificate is wrong"
+        return AccessRefused(f"{refuses}: {wrong}; RabbitMQ does not say which.")
     if any(isinstance(each, AuthenticationError) for each in nested_errors(error)):
         mechanism = address.login.mechanism
-        return ConfigurationError(f"The broker at {address.where} does not accept the login mechanism {mechanism}.")
+        where = f"The broker at {address.where}"
+        return ConfigurationError(f"{where} does not accept the login mechanism {mechanism}: use another one.")
     return reach_error(error, "AMQP 0.9.1", address.host, port)
 
 
@@ -173,9 +175,9 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     else:
         raise StreamUnavailable(f"The stream {name!r} was declared just now: read it again.", stream=name)
     if (code == 406 and "x-stream-offset" in text) or (code == 405 and _EXCLUSIVE in text):
-        return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
+        return NotAStream(f"{name!r} is a queue of another type, not a stream: give a stream's name.", stream=name)
     if code == 404 and _NO_QUEUE not in text:
-        raise StreamUnavailable(f"The stream {name!r} is starting, or its node is down.", stream=name)
+        raise StreamUnavailable(f"The stream {name!r} is starting, or its node is down: try again.", stream=name)
     if code in (405, 406):
-        raise StreamUnavailable(f"The stream {name!r} has no running replica on this node.", stream=name)
+        raise StreamUnavailable(f"The stream {name!r} has no running replica on this node: try again.", stream=name)
     return error

@@ -143,7 +143,7 @@ class AsyncStreamReader(AsyncClosing):
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
     def statistics(self) -> ReaderStatistics:
-        """Return the numbers of broker connections: in use, idle, waited for, and allowed."""
+        """Return the numbers of connections to the broker and of calls that wait for one."""
         return self._reader.statistics()
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class AsyncStreamReader(AsyncClosing):
         try:
             return await in_thread(threads, function)
         except NoThreadInTime as error:
-            raise ReadTimeout(f"The call has timed out: {error}.") from None
+            raise ReadTimeout(f"The call has timed out: {error}. Try again.") from None
 
     async def _close_in_thread(self, close: Callable[[], None]) -> None:
         """Call `close` in a thread, even if this task is cancelled, so that its connection is returned."""
@@ -249,7 +249,7 @@ class SharedReader:
         if reader is None and not self._is_closed:
             # A silent broker may take all of the first caller's time. Other callers wait no longer than their own.
             if not self._opening.acquire(timeout=left_s(self._timeout_s)):
-                raise ReadTimeout("the broker did not answer in time: an earlier call is still connecting to it")
+                raise ReadTimeout("an earlier call is still connecting to the broker, which did not answer: try again")
             try:
                 reader = self.opened = self.opened or self._open()
             finally:

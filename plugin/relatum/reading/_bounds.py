@@ -69,7 +69,7 @@ class StreamBounds(_Ends):
 def check_time() -> None:
     """Raise `ReadTimeout` if the call has no time left."""
     if has_passed():
-        raise ReadTimeout(f"The call has timed out ({current()}).")
+        raise ReadTimeout(f"The call has timed out ({current()}). Try again.")
 
 
 def check_integers(offsets: Iterable[int]) -> None:
@@ -88,28 +88,31 @@ def check_offset(stream: str, offset: int) -> None:
     if type(offset) is not int:
         check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
-        raise OffsetNotFound(f"{offset} is not an offset.", stream=stream, offset=offset, last=None, is_proven=True)
+        message = f"Offset {offset} of {stream!r} does not exist: offsets are from 0 to 2^63 - 1."
+        raise OffsetNotFound(message, stream=stream, offset=offset, last=None, is_proven=True)
 
 
 def refusal(stream: str, code: int) -> RelatumError:
     """Return the error for a response code about a stream."""
     if code == Code.STREAM_DOES_NOT_EXIST:
-        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+        return StreamNotFound(f"There is no stream {stream!r}: declare it, or correct its name.", stream=stream)
     if code == Code.ACCESS_REFUSED:
-        return AccessRefused(f"The broker does not let this user read the stream {stream!r}.", stream=stream)
+        message = f"The broker does not let this user read the stream {stream!r}: grant the user the permission."
+        return AccessRefused(message, stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         message = f"The stream {stream!r} has no replica on this node, or the replica does not answer."
         return StreamNotHere(message, stream=stream)
-    return BrokerUnavailable(f"Reading the stream {stream!r} failed: {code_name(code)}.", stream=stream)
+    message = f"Reading the stream {stream!r} failed: the broker answered {code_name(code)!r}."
+    return BrokerUnavailable(message, stream=stream)
 
 
 def stream_moved(stream: str) -> StreamUnavailable:
     """Return the error for a stream whose subscriptions the broker has ended."""
-    return StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
+    return StreamUnavailable(f"The stream {stream!r} moved or was deleted: try again.", stream=stream)
 
 
 def offset_error(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
-    """Return the error of an offset without a message: it has expired, is past the end, or is the broker's own."""
+    """Return the error of an offset without a message: expired, past the end, or used by the broker itself."""
     first, last = bounds
     proven = bounds.is_sure
     if first is not None and offset < first:

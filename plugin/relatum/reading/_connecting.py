@@ -197,7 +197,7 @@ def reach_error(error: BaseException, protocol: str, host: str, port: int) -> Tl
         why = f": the host name {host!r} does not resolve ({reason.strerror or reason})"
     elif reason is not None and reason.errno is not None:
         why = f": {os.strerror(reason.errno)}"
-    return BrokerUnavailable(f"No {protocol.removeprefix('the ')} at {where}{why}{hint}.")
+    return BrokerUnavailable(f"Cannot connect to {where} by {protocol}{why}{hint}.")
 
 
 def nested_errors(error: BaseException) -> Iterator[BaseException]:

@@ -122,7 +122,7 @@ class SocketConnection:
         session.server_properties = frames.decode_table(_body(greeting, "PeerProperties"))
         if cluster is not None and session.server_properties.get("cluster_name") != cluster:
             raise AnotherCluster(
-                f"The guessed stream port is not the cluster {cluster!r}'s: give a rabbitmq-stream:// URL."
+                f"The guessed stream port does not belong to the cluster {cluster!r}: give a rabbitmq-stream:// URL."
             )
         # Each request waits for its answer: RabbitMQ (3.10 and 4.3) closes a connection that sends ahead in the login.
         handshake = self.answer(frames.named_request, frames.Command.SASL_HANDSHAKE)
@@ -137,7 +137,7 @@ class SocketConnection:
         response = b"" if mechanism == "EXTERNAL" else f"\0{address.user}\0{secret}".encode()
         answer = self.answer(frames.sasl_authenticate, mechanism, response)
         if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
-            raise AccessRefused(f"The user {address.user!r} may connect only from the broker's own machine.")
+            raise AccessRefused(f"The user {address.user!r} may connect only from the broker's machine: use another.")
         if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
             raise AccessRefused(
                 f"The broker refuses the user {address.user!r} (virtual host {address.vhost!r}): the name, the "
@@ -161,11 +161,11 @@ class SocketConnection:
         events = self.wait(self.deadline - time.monotonic())
         if events is None:
             self.abandon()
-            raise ReadTimeout("The broker did not answer in time.")
+            raise ReadTimeout("The broker did not answer in time: try again.")
         return events
 
     def wait(self, idle_s: float) -> list[Event] | None:
-        """Return events as `exchange` does, or None after `idle_s` without a byte. Heartbeats continue meantime."""
+        """Return events as `exchange` does, or None after `idle_s` without a byte. Heartbeats continue."""
         idle_at = time.monotonic() + idle_s
         while True:
             # During the login, RabbitMQ accepts no heartbeats.
@@ -229,7 +229,7 @@ class SocketConnection:
                 wait_ready(self.socket, select.POLLOUT, until)
 
     def is_idle_for(self, seconds: float) -> bool:
-        """Whether nothing was sent for so many seconds."""
+        """Whether nothing was sent in the last `seconds`."""
         return time.monotonic() - self._sent_at >= seconds
 
     def flush_or_abandon(self, timeout_s: float) -> None:
@@ -376,7 +376,7 @@ class Attach:
             raise stream_moved(self.stream)
 
     def check(self) -> None:
-        """Raise the error of the answer to Subscribe, if it is one."""
+        """Raise the error if the broker refused the subscription."""
         if self.code != Code.OK:
             raise refusal(self.stream, self.code)
 

@@ -92,7 +92,7 @@ class _Known:
 
 
 class Leaders:
-    """Queries the bounds of streams, and remembers the leader of each. Bounded."""
+    """Queries the bounds of streams, and remembers the leaders of at most `STREAMS_MAX` streams."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -102,7 +102,7 @@ class Leaders:
         self._alone: dict[Node, int] = {}
 
     def of(self, stream: str) -> Node:
-        """Return the node that last led a stream; None for the connected node, or if unknown."""
+        """Return the node that last led a stream; None if that is the connected node, or unknown."""
         if self._nodes.current is not self._node_address:
             # Another address answers now: leaders and replicas that were seen from the previous node do not count.
             self._node_address, self._has_others = self._nodes.current, bool(self._nodes.address.others)
@@ -111,7 +111,7 @@ class Leaders:
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Return a stream's bounds. It queries until the leader answers, or another node if that is unreachable."""
+        """Return a stream's bounds, from the leader, or from another node if the leader is unreachable."""
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
         while True:

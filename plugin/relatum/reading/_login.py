@@ -147,7 +147,8 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
         if name in _PARAMETERS:
             value = _parameter(name, text)
             if options.setdefault(_PARAMETERS[name], value) != value:
-                raise ConfigurationError(f"the broker's URL gives {_PARAMETERS[name]!r} two values, one by {name!r}")
+                same = ", ".join(each for each in _PARAMETERS if _PARAMETERS[each] == _PARAMETERS[name])
+                raise ConfigurationError(f"the broker's URL has different values for one option ({same}): give one")
         elif not is_clients and name not in _warned:
             _warned.add(name)
             known = ", ".join(_PARAMETERS)
@@ -183,7 +184,8 @@ def _context(login: BrokerLogin, _file_state: tuple[Any, ...]) -> ssl.SSLContext
     try:
         context = ssl.create_default_context(cafile=login.ca, capath=login.ca_directory, cadata=login.ca_text)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise ConfigurationError(f"the certificate authorities {login.ca!r} have no certificate in PEM") from error
+        source = login.ca or login.ca_directory or "cadata="
+        raise ConfigurationError(f"the certificate authorities in {source!r} have no certificate in PEM") from error
     if login.server_name == NO_SERVER_NAME or not login.verifies:
         context.check_hostname = False
     if not login.verifies:
@@ -236,8 +238,9 @@ class PasswordFunction:
         call = self._call
         if call is None or call.done():
             call = self._call = self._threads.submit(self._function)
-        if not wait([call], left_s(PASSWORD_S)).done:
-            raise BrokerUnavailable(f"The broker's password function did not return within {seconds_text(PASSWORD_S)}.")
+        wait_s = left_s(PASSWORD_S)
+        if not wait([call], wait_s).done:
+            raise BrokerUnavailable(f"The broker's password function did not return within {seconds_text(wait_s)}.")
         if (error := call.exception()) is not None:
             raise BrokerUnavailable(f"The broker's password function raised {type(error).__name__}.")
         answer = call.result()

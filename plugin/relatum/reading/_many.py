@@ -42,8 +42,8 @@ KEPT_BYTES_MAX: Final = 32 << 20
 class ChunkCache:
     """A cache of the chunks that one caller has read, of any streams. Use it for one answer only: it is never updated.
 
-    With a cache, streams are read ahead: its caller reads in rounds, and the next round mostly needs later messages,
-    because related messages were published one after the other.
+    With a cache, streams are read ahead: the cache's caller reads in rounds, and the next round mostly needs later
+    messages, because related messages were published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -99,7 +99,7 @@ class _Lane:
 class ManyReader:
     """Reads many ids from the connected node, part by part. It has no connection between two parts.
 
-    `resolve` returns the final result for one that is not a message: it queries the leader, or another kind of queue.
+    `resolve` returns the final result of an id without a message: it asks the leader, or AMQP 0.9.1 for other queues.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class Message(_Assignable):
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """The publisher's headers, read-only: str, int, bool, float, list, dict, aware datetime, None, non-UTF-8 bytes.
+        """The publisher's headers, read-only, as Python types: datetimes are aware; text that is not UTF-8 is bytes.
 
         The broker's headers (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are omitted.
         """
@@ -100,7 +100,7 @@ class Message(_Assignable):
 
     @property
     def body(self) -> bytes:
-        """The body. If it is not an AMQP message, all its bytes."""
+        """The body: all bytes of a message that is not AMQP."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body
@@ -112,7 +112,7 @@ class Message(_Assignable):
 
     @property
     def is_amqp(self) -> bool:
-        """Whether it is encoded as AMQP 1.0. Stream clients may write other bytes; these are the body."""
+        """Whether the message is encoded as AMQP 1.0. Stream clients may write other bytes, which are then the body."""
         return self._parts()[3]
 
     @property

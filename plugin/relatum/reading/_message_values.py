@@ -11,7 +11,7 @@ class TimeSource(Enum):
     HEADER = "header"
     """The header `relatum_time`, microseconds."""
     PROPERTY = "property"
-    """The property `timestamp`, seconds."""
+    """The property `timestamp`, whole seconds."""
     MESSAGE_ID = "message_id"
     """The property `message_id` of an intercepted connection: microseconds, up to 1.25 microseconds too early."""
     CHUNK = "chunk"

@@ -92,7 +92,7 @@ class Nodes:
 
     @property
     def limit_s(self) -> float:
-        """Maximum seconds for an answer: the reader's timeout, or the time that the call has left."""
+        """Maximum seconds for an answer: the reader's timeout, or the call's remaining time if that is less."""
         return left_s(self._timeout_s)
 
     @contextlib.contextmanager
@@ -220,13 +220,13 @@ class Nodes:
             else:
                 return broker
         if unreachable is not None:
-            message = f"The stream {stream!r} has no replica on this node. {unreachable}"
+            message = f"The stream {stream!r} has replicas only on nodes that do not answer. {unreachable}"
             raise StreamNotHere(message, stream=stream) from unreachable
         return None
 
 
 def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
-    """Return the names of which the broker has no stream, in few round trips. They may be those of other queues."""
+    """Return the names that no stream has, in few round trips. Other queues may have them."""
     found: list[str] = []
     for start in range(0, len(streams), PLACES_AT_ONCE):
         answer = connection.answer(frames.metadata, streams[start : start + PLACES_AT_ONCE])

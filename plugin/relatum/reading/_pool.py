@@ -92,7 +92,7 @@ class ReaderStatistics:
 
 
 class Turns:
-    """The turns of one reader, and the calls of threads or tasks that wait for a turn. Thread-safe."""
+    """One reader's turns, each the right to use a connection, and the calls that wait for a turn. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -106,7 +106,7 @@ class StreamReader(Closing):
 
         Raises:
             OffsetExpired: Retention has dropped the message. `first` is the first retained offset.
-            OffsetNotFound: The stream ends before the offset (`last` is its last one), or the offset is the broker's.
+            OffsetNotFound: The stream ends before the offset (`last`: its last offset), or the broker itself uses it.
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
@@ -135,8 +135,8 @@ class StreamReader(Closing):
         """Yield the messages of many ids, in the order of the ids. Neighbours are read together.
 
         Each id yields its message or, as a value, the `NotFound` or `AccessRefused` error that says why there is none.
-        Memory is bounded: at most `window` messages or 64 MiB are held, and dropped messages are read again. Between
-        two results, this uses no connection.
+        Memory is bounded: at most `window` messages or 64 MiB are held; messages beyond that are read again later.
+        Between two lists of results, this uses no connection.
 
         Args:
             ids: The ids to read, of any streams, in any order and number; they may repeat.
@@ -201,7 +201,7 @@ class StreamReader(Closing):
                 datetime, for messages that the broker wrote at that time or later.
             stop: The offset to end before. None (default): no end.
             follow: False (default): end at the stream's present end. True: wait for new messages.
-            idle_timeout_s: With `follow`: end after so many seconds without a message. None (default): wait forever.
+            idle_timeout_s: With `follow`: seconds without a message after which to end. None (default): never.
 
         Raises:
             ReadTimeout: Without `follow`: no message arrived for `timeout_s`, although the stream has more.
@@ -224,9 +224,13 @@ class StreamReader(Closing):
                 if part:
                     yield [message for batch in part for message in batch.each_message()]
                     if has_passed():
-                        raise ReadTimeout(f"The stream {scan.stream!r} was not read to the end in time ({current()}).")
+                        raise ReadTimeout(
+                            f"The stream {scan.stream!r} was not read to the end in time ({current()}): try again."
+                        )
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {scan.stream!r} delivered nothing for {seconds_text(idle_s)}.")
+                    raise ReadTimeout(
+                        f"The stream {scan.stream!r} delivered nothing for {seconds_text(idle_s)}: try again."
+                    )
                 elif idle_timeout_s is not None:
                     return
 
@@ -266,12 +270,12 @@ class StreamReader(Closing):
         Args:
             streams: The streams' names.
             kept: A cache, to which first and last chunks are added. None (default): no cache.
-            lasts: Streams of which you need only the last offset, which takes half the time; their first is 0.
+            lasts: Streams of which you need only the last offset, which takes half the time; their first is given as 0.
         """
         return self._leaders.all_bounds(checked_names("streams", streams), kept or ChunkCache(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
-        """Return those of many streams that the broker does not have, with few requests. Other queues are included."""
+        """Return the names that no stream on the broker has, with few requests. Other queues may have these names."""
         names = checked_names("streams", streams)
         return self._nodes.query(lambda connection: missing(connection, list(names)))
 
@@ -330,7 +334,7 @@ class StreamReader(Closing):
             stop: The offset to end before. None (default): no end.
             follow: True (default): wait for new messages. False: end at the stream's present end.
             credit: Maximum chunks that the broker sends ahead of those you have taken.
-            idle_s: Yield None after every so many seconds without a chunk.
+            idle_s: Seconds without a chunk after which None is yielded, repeatedly.
 
         Raises:
             StreamUnavailable: The stream was moved or deleted.
@@ -364,7 +368,7 @@ class StreamReader(Closing):
         return self._nodes.link(node)
 
     def statistics(self) -> ReaderStatistics:
-        """Return the numbers of broker connections: in use, idle, waited for, and allowed."""
+        """Return the numbers of connections to the broker and of calls that wait for one."""
         found = self._nodes.pool.statistics()
         return found if self.outer_turns is None else replace(found, waiting=found.waiting + self.outer_turns.waiting)
 

@@ -260,11 +260,13 @@ class Subscription:
         attach.take(event)
         attach.check()
         if type(event) is CreditRefused and event.subscription == attach.subscription:
-            raise StreamUnavailable(f"The broker dropped the subscription to {attach.stream!r}.", stream=attach.stream)
+            raise StreamUnavailable(
+                f"The broker dropped the subscription to {attach.stream!r}: try again.", stream=attach.stream
+            )
         return None
 
     def grant(self) -> None:
-        """Grant the credit of handled chunks again, once it is half of the credit, to save system calls."""
+        """Grant credit for the handled chunks, once they are half of the credit, to save system calls."""
         if not self.is_over and self._outstanding * 2 <= self._credit:
             self._credit = min(self._scan.credit, self._credit * 2)
             more = frames.credit(self._attach.subscription, self._credit - self._outstanding)

@@ -22,7 +22,7 @@ logger = logging.getLogger("relatum.follower")
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The stream is being read, for the first time or again, and is the known one.
+    """The stream is being read, for the first time or again. It is not another stream of the same name.
 
     `next_offset`: The next record has this offset or a higher one.
     """
@@ -73,7 +73,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reading failed, and is retried. `stream` is None if none can be read: no broker, or the login is refused."""
+    """Reading failed, and is retried. `stream` is None if the broker is unreachable or refuses the login."""
 
     stream: str | None
     following: int

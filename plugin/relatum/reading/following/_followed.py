@@ -32,7 +32,7 @@ RECORD_KEPT_BYTES: Final = 4 << 10
 
 
 class Finding(NamedTuple):
-    """The leader's answer: whether the known message is unchanged, and the stream's bounds. None if not queried."""
+    """The leader's answers: whether the known message is unchanged, and the stream's bounds. Each None if not asked."""
 
     agreement: Agreement | None
     bounds: StreamBounds | None
@@ -174,7 +174,7 @@ class Followed:
         self.grant()
 
     def on_drained(self) -> None:
-        """Receive the news that the node has no more records now."""
+        """Note that the node has no more records now."""
         if self._is_agreed and not self._inbox:
             self._caught_up()
         else:

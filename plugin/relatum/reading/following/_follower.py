@@ -185,7 +185,7 @@ class StreamFollower:
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
-                f"{stream!r} did not return offset {known and known.offset}, which was read before: a node lags or is "
+                f"stream {stream!r} did not return offset {known and known.offset}, read before: a node lags or is "
                 "starting, or the leader is unreachable; the follower will query again",
                 stream=stream,
             )
@@ -279,8 +279,8 @@ class BrokerReach:
     A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
     certificate has expired. Without this check, it would renew its lease, and no member would read its streams.
 
-    While any stream of `follower` is attached, the broker is reachable. During an outage without one, this queries the
-    stream that `stream` returns. There are no other queries, since a group may have many members.
+    While any stream of `follower` is attached, the broker is reachable. During an outage, if no stream is attached, this
+    queries the stream that `stream` returns. There are no other queries, since a group may have many members.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
     `may_take`: Whether the member may take streams. False if it was cut off until recently or may be cut off soon: if
