@@ -237,7 +237,8 @@ class DeadLetters(Closing):
             reduced = _reduced(fields, own_headers, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
             self._publisher.publish(self.stream, message.body, reduced)
             extra = {"stream": message.stream, "offset": message.offset, "left_out": added[LEFT_OUT_HEADER]}
-            logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
+            why = str(refused).removesuffix("; nothing was sent")
+            logger.warning("a dead letter was published without some of its properties: %s", why, extra=extra)
 
     def close(self) -> None:
         """Close the connection."""

@@ -37,14 +37,14 @@ _SEPARATOR: Final = re.compile("[;,]")
 class Broker:
     """A broker's addresses and the login to it. Pass it as `broker` if a URL alone is not enough.
 
-    Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`. `repr` does not show
-    the password.
+    Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`, or a password
+    function that cannot be pickled. `repr` does not show the password.
 
     Args:
         url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host, port
             and virtual host as usual. Query parameters for the login are those of RabbitMQ's URIs (`cacertfile`,
             `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`, `auth_mechanism`) and aiormq's
-            (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`). Others are ignored, with one warning. To name
+            (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`). Others are ignored, each with one warning. To name
             several nodes of one cluster, separate whole URLs with the same virtual host by `;` or `,`: if a node does
             not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
         stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, where the broker must answer.
@@ -61,7 +61,7 @@ class Broker:
 
     Raises:
         ConfigurationError: A URL cannot be parsed; its options contradict each other or the arguments; TLS options are
-            given without TLS; several URLs have different virtual hosts, or not each has a stream URL. The message
+            given without TLS; several URLs have different virtual hosts, or not as many stream URLs. The message
             shows no password. TLS files are read later, when connecting.
         InvalidInput: The password is neither text nor a function.
     """

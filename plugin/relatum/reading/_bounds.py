@@ -100,7 +100,7 @@ def refusal(stream: str, code: int) -> RelatumError:
         message = f"The broker does not let this user read the stream {stream!r}: grant the user the permission."
         return AccessRefused(message, stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
-        message = f"The stream {stream!r} has no replica on this node, or the replica does not answer."
+        message = f"The stream {stream!r} has no replica on this node, or the replica does not answer: try again."
         return StreamNotHere(message, stream=stream)
     message = f"Reading the stream {stream!r} failed: the broker answered {code_name(code)!r}."
     return BrokerUnavailable(message, stream=stream)
@@ -118,7 +118,7 @@ def offset_error(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFou
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
-    why = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
+    why = "is empty" if last is None else f"ends at {last}" if offset > last else "uses it for the broker's own data"
     if bounds.is_silence:
         why = "returns no message at present"
     message = f"There is no message at offset {offset}: the stream {stream!r} {why}."

@@ -288,7 +288,7 @@ def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool)
         last.check()
     places = places_in(last.answer, last.stream)
     if not any_node and (places.code != Code.OK or places.leader != connection.session.own_node):
-        message = f"Another node leads the stream {last.stream!r}, or none does at present."
+        message = f"Another node leads the stream {last.stream!r}, or no node does at present: try again."
         raise NotTheLeader(message, stream=last.stream, leader=places.leader)
 
 
@@ -319,7 +319,7 @@ def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
 
 def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
     """Return the error for a leader that has returned no chunk yet, by the answers to `attach_at_end`."""
-    message = f"The stream {last.stream!r} is starting, or its messages are not committed yet."
+    message = f"The stream {last.stream!r} is starting, or its messages are not committed yet: try again."
     places = places_in(last.answer, last.stream)
     is_alone = not set(places.replicas) - {places.leader}
     return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)

@@ -99,7 +99,7 @@ class _Lane:
 class ManyReader:
     """Reads many ids from the connected node, part by part. It has no connection between two parts.
 
-    `resolve` returns the final result of an id without a message: it asks the leader, or AMQP 0.9.1 for other queues.
+    If an id yields no message, `resolve` returns its final result, from the leader or, for other queues, AMQP 0.9.1.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class Message(_Assignable):
 
     @property
     def body(self) -> bytes:
-        """The body: all bytes of a message that is not AMQP."""
+        """The body; if the message is not AMQP 1.0, all its bytes."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body

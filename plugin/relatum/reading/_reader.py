@@ -136,7 +136,7 @@ class StreamReader(Closing):
 
         Each id yields its message or, as a value, the `NotFound` or `AccessRefused` error that says why there is none.
         Memory is bounded: at most `window` messages or 64 MiB are held; messages beyond that are read again later.
-        Between two lists of results, this uses no connection.
+        Between two results, this uses no connection.
 
         Args:
             ids: The ids to read, of any streams, in any order and number; they may repeat.

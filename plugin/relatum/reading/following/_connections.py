@@ -121,7 +121,7 @@ class Connections:
         for node in other_nodes(places, own):
             if self._node(node).unreachable_until <= now:
                 return node
-        message = f"The stream {stream!r} has no replica on a reachable node."
+        message = f"No reachable node has a replica of the stream {stream!r}."
         raise StreamNotHere(message, stream=stream)
 
     def pause(self, is_paused: bool) -> None:

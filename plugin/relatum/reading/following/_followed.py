@@ -32,7 +32,7 @@ RECORD_KEPT_BYTES: Final = 4 << 10
 
 
 class Finding(NamedTuple):
-    """The leader's answers: whether the known message is unchanged, and the stream's bounds. Each None if not asked."""
+    """The leader's answers: whether the known message is unchanged, and the stream's bounds. None: not asked."""
 
     agreement: Agreement | None
     bounds: StreamBounds | None

@@ -279,7 +279,7 @@ class BrokerReach:
     A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
     certificate has expired. Without this check, it would renew its lease, and no member would read its streams.
 
-    While any stream of `follower` is attached, the broker is reachable. During an outage, if no stream is attached, this
+    While any stream of `follower` is attached, the broker is reachable. During an outage with none attached, this
     queries the stream that `stream` returns. There are no other queries, since a group may have many members.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
