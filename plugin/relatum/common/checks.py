@@ -153,8 +153,8 @@ def checked_host(host: str, where: str) -> None:
         host.encode("idna")
     except UnicodeError:
         raise ConfigurationError(
-            f"{where} has an invalid host name: a part between dots is empty, too long or has invalid characters; "
-            "correct it, and percent-encode special characters of the password"
+            f"{where} has an invalid host name: a part between dots is empty, or has over 63 characters or invalid "
+            "ones; correct it, and percent-encode special characters of the password"
         ) from None
 
 
