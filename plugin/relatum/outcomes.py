@@ -297,9 +297,9 @@ class Outcomes(Closing):
     ) -> None:
         """Call a handler with each new status of a message, from `collected` to the final one.
 
-        One thread of this object calls all handlers, and another queries the table for them, at least every 50 ms if
-        PostgreSQL is fast. A shorter status may be skipped, but never the final one. A handler's exception is logged.
-        If the status is already final, the handler is called once.
+        One thread of this object calls all handlers. Another queries the table for them every 50 ms, or less often if
+        PostgreSQL is slow, so a short-lived status may be skipped, but never the final one. A handler's exception is
+        logged. If the status is already final, the handler is called once.
 
         Args:
             handler: Called with the `Outcome`.

@@ -44,7 +44,7 @@ def checked_seconds(
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as text for errors: whole seconds above 10, tenths below, hundredths below 1."""
+    """Return a duration as text for errors: whole seconds from 10 on, tenths below, hundredths below 1."""
     decimals = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
     whole, _, rest = f"{seconds:,.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"

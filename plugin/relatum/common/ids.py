@@ -25,7 +25,7 @@ class MessageId(NamedTuple):
 def fingerprint(message_id: str | None, body: bytes) -> int:
     """Return a 32-bit checksum of the AMQP property `message_id` and the body, the same over both protocols.
 
-    Two messages may have the same fingerprint (by chance of 1 in 4 billion, or if they are equal and have no
+    Two messages may have the same fingerprint (by a chance of 1 in 4 billion, or because they have equal bodies and no
     `message_id`): also compare offsets and, if both are known, chunk times.
     """
     return zlib.crc32(body, zlib.crc32((message_id or "").encode("utf-8", "surrogatepass") + b"\0"))

@@ -43,7 +43,7 @@ class KeyDefinition:
         key_id: The key's id, set by the database; 0 before that.
 
     Raises:
-        InvalidKeyDefinition: `name`, `source`, `type` or `names` is invalid.
+        InvalidKeyDefinition: an argument is invalid.
     """
 
     name: str

@@ -63,7 +63,8 @@ class Broker:
         ConfigurationError: A URL cannot be parsed; its options contradict each other or the arguments; TLS options are
             given without TLS; several URLs have different virtual hosts, or not as many stream URLs. The message
             shows no password. TLS files are read later, when connecting.
-        InvalidInput: The password is neither text nor a function.
+        InvalidInput: The password is neither text nor a function, or the user, password or virtual host contains a NUL
+            character or a lone surrogate.
     """
 
     url: str

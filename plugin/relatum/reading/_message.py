@@ -89,7 +89,7 @@ class Message(_Assignable):
     def headers(self) -> Mapping[str, Any]:
         """The publisher's headers, read-only, as Python types: datetimes are aware; text that is not UTF-8 is bytes.
 
-        The broker's headers (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are omitted.
+        The broker's headers are omitted: `x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`.
         """
         return MappingProxyType(self._parts()[0])
 

@@ -53,9 +53,9 @@ _Taken = TypeVar("_Taken")
 class StreamReader(Closing):
     """Reads streams, blocking. A thread-safe context manager.
 
-    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these errors, after which a retry is
-    safe: `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
-    `ConnectionsInUse` (no connection became free within `timeout_s`).
+    Methods that query the broker may raise `StreamNotFound`, `NotAStream`, `AccessRefused` and, after `close`,
+    `UsedAfterClose`. A retry is safe after `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout`
+    (no answer within `timeout_s`) and `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -140,7 +140,7 @@ class StreamReader(Closing):
 
         Args:
             ids: The ids to read, of any streams, in any order and number; they may repeat.
-            window: How many ids are planned together.
+            window: How many ids are planned together, 1 to 1,000,000. Default: 1,024.
         """
         return _each(self._many(ids, window))
 
@@ -305,7 +305,7 @@ class StreamReader(Closing):
 
         The default exchange, "", routes to the stream whose name is the key; all brokers can be queried for it. Other
         exchanges can be queried from RabbitMQ 4.3 on: in older brokers, the request crashes the stream plugin if it
-        reaches an exchange that reads messages. A headers exchange routes by headers, so its result is empty.
+        reaches an exchange that reads messages. Streams that a headers exchange selects by header are left out.
 
         Raises:
             NotFound: There is no such exchange.
@@ -333,8 +333,8 @@ class StreamReader(Closing):
             start: As for `iterate`.
             stop: The offset to end before. None (default): no end.
             follow: True (default): wait for new messages. False: end at the stream's present end.
-            credit: Maximum chunks that the broker sends ahead of those you have taken.
-            idle_s: Seconds without a chunk after which None is yielded, repeatedly.
+            credit: Maximum chunks that the broker sends ahead of those you have taken. Default: 16.
+            idle_s: Seconds without a chunk after which None is yielded, repeatedly. Default: 1.
 
         Raises:
             StreamUnavailable: The stream was moved or deleted.

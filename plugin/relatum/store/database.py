@@ -93,7 +93,8 @@ class Database:
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
             suspended. None (default): never.
-        writes: If True, and the URL lists several hosts, connect only to a host that accepts writes. Default: False.
+        writes: If True, and the URL lists several hosts, connect only to a host that accepts writes, unless the
+            URL sets `target_session_attrs`. Default: False.
 
     `statement_timeout_s` in the URL overrides `statement_s`.
 
