@@ -218,7 +218,7 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
     add_keys(engine, [KeyDefinition("cause", names="id")])
     assert names_of(engine)["cause"] == "id"
     add_keys(engine, [KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
-    for named, what in {"idd": "is not a key", "number": "the same type", "pair": "number of parts"}.items():
+    for named, what in {"idd": "is not a key", "number": "the same type", "pair": "number of components"}.items():
         with pytest.raises(InvalidKeyDefinition, match=what):
             add_keys(engine, [KeyDefinition("effect", names=named)])
     assert set(names_of(engine)) == {"cause", "id", "reply", "other", "number", "pair"}

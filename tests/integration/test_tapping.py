@@ -194,7 +194,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
         ([there, direct], {}, InvalidInput, "no key for all messages"),
         ("", {}, InvalidInput, "exchanges="),
         ("amq.rabbitmq.trace", {}, InvalidInput, "the broker's own"),
-        (headers, {"binding_keys": ["1"]}, InvalidInput, "no keys"),
+        (headers, {"binding_keys": ["1"]}, InvalidInput, "ignores binding keys"),
         (there, {"binding_keys": "a.b"}, InvalidInput, "list of names"),
         (partitioned, {"binding_keys": ["0"]}, InvalidInput, "a partition of a super stream"),
     ]

@@ -220,7 +220,7 @@ def _check_references(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDe
         if (referenced.value_type, len(referenced.components)) != (key.value_type, len(key.components)):
             raise InvalidKeyDefinition(
                 f"key {key.name!r} ({key.meaning}) cannot name {referenced.name!r} ({referenced.meaning}): "
-                "both need the same type and the same number of parts",
+                "both need the same type and the same number of components",
                 key=key.name,
             )
 
@@ -329,8 +329,8 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
     """
     found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
-        name = found.name if found else ""
-        raise CoverageConflict(f"the stream {name!r} was forgotten; nothing was written", stream=name)
+        what = f"the stream {found.name!r}" if found else f"the stream with the id {stream_id}"
+        raise CoverageConflict(f"{what} was forgotten; nothing was written", stream=found.name if found else "")
 
 
 def streams_named(

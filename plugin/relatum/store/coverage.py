@@ -204,7 +204,8 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: Cove
     if joined:
         deleted = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
         if deleted.rowcount != len(joined):
-            raise CoverageConflict(f"a range of stream id {new.stream_id} was pruned; nothing was written", stream="")
+            message = f"a range of the stream with the id {new.stream_id} was pruned; nothing was written"
+            raise CoverageConflict(message, stream="")
     parts = [new, *joined]
     start, end = min(part.from_offset for part in parts), max(part.to_offset for part in parts)
     add_ranges(connection, [new._replace(from_offset=start, to_offset=end).known_by(last_position(parts))])

@@ -74,7 +74,7 @@ class StreamFollower:
     """Follows streams forever, each from a given position, on its owner's event loop. Not fork-safe.
 
     It retries after errors, and reports them as events and to `outages`; methods do not raise them. Call all methods
-    except `reader` and `statistics` in the loop's thread. Close the follower before you stop the loop.
+    except `reader`, `close_reader` and `statistics` in the loop's thread. Close the follower before you stop the loop.
 
     `on_event`: Called in the loop with each event, in order per stream, round robin. If it raises, the error is logged
     and the event is delivered again; records are read again for this.
@@ -274,7 +274,7 @@ _OUTAGE: Final = "reaching the broker"
 
 
 class BrokerReach:
-    """Checks whether a member that shares streams reaches the broker; if not, others take its streams. For the loop.
+    """Checks, in the loop, whether a member that shares streams reaches the broker; if not, others take its streams.
 
     A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or
     certificate has expired. Without this check, it would renew its lease, and no member would read its streams.
