@@ -70,7 +70,7 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """Return a text of at least `least` characters, such as a routing key. `what`: Its name in the error."""
+    """Return a text of at least `least` characters, such as a routing key. `what`: What the error calls it."""
     _encoded(argument, value, least=least, what=what)
     text: str = value
     return text

@@ -287,7 +287,7 @@ def walk(value: Any, path: Path) -> list[Any]:
 
 
 class Content:
-    """A message's body, parsed at most once, when it is first needed. The argument `body` returns its bytes."""
+    """A message's body, parsed at most once, when it is first needed. The argument `body` returns the bytes."""
 
     __slots__ = ("_bytes", "_document_or_reason", "_encoding", "_read_body", "_type")
 

@@ -37,7 +37,7 @@ CAPABILITIES: Final = ("dac_read_search", "dac_override")
 
 @dataclass(frozen=True)
 class Account:
-    """The user that a program runs as: the process's user, or another user if that is root."""
+    """The user that a program runs as: this process's user, or another one if this process runs as root."""
 
     user: pwd.struct_passwd | None = None
     capability: str | None = None

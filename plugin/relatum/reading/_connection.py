@@ -128,7 +128,7 @@ class SocketConnection:
         handshake = self.answer(frames.named_request, frames.Command.SASL_HANDSHAKE)
         offered = frames.decode_strings(_body(handshake, "SaslHandshake"))
         if mechanism not in offered:
-            raise MechanismRefused(f"The broker does not accept the mechanism {mechanism}, only {', '.join(offered)}.")
+            raise MechanismRefused(f"The broker does not accept auth_mechanism={mechanism}, only {', '.join(offered)}.")
         if mechanism == "EXTERNAL" and session.is_older_than(EXTERNAL_SINCE):
             raise MechanismRefused(
                 f"RabbitMQ {session.server_properties['version']} does not accept EXTERNAL over the stream protocol: "
@@ -283,7 +283,7 @@ def _body(answer: Answer, step: str) -> bytes:
         return answer.body
     if answer.code == Code.ACCESS_REFUSED:
         raise AccessRefused("The broker refuses this user: check its name, password and permissions.")
-    raise BrokerUnavailable(f"The login failed: the broker answered {code_name(answer.code)!r} to {step}.")
+    raise BrokerUnavailable(f"The login failed: the broker answered {code_name(answer.code)!r} to {step}. Try again.")
 
 
 def stream_connection(address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> SocketConnection:

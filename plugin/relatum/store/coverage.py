@@ -23,7 +23,10 @@ Range = tuple[int, int]
 
 
 class CoverageRow(NamedTuple):
-    """A range of offsets, the keys recorded for it, and the last message in it or before it."""
+    """A range of offsets, the keys recorded for it, and the last message in it or before it.
+
+    Recorders extend a stream's last range, its tail.
+    """
 
     stream_id: int
     from_offset: int
