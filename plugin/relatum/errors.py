@@ -63,7 +63,7 @@ class TlsRefused(ConfigurationError):
 
 
 class ServerStartFailed(ConfigurationError):
-    """A private server did not start. If it exited or was silent, the message ends with its last lines of output."""
+    """A private server did not start. If it exited or gave no answer, the message ends with its last output."""
 
 
 class TimeNotRecorded(ConfigurationError):

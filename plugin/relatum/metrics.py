@@ -345,7 +345,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
     except OSError as error:
-        text = f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
+        text = f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another host or port"
         raise ConfigurationError(text) from error
 
     def end() -> None:

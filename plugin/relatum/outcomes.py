@@ -153,7 +153,7 @@ class _Query:
 def call_handler(
     handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
 ) -> None:
-    """Call a result handler, and log its exception. By default, `SystemExit` and the like are raised, to end a loop."""
+    """Call a result handler, and log its exception. By default, exits such as `SystemExit` are not caught."""
     try:
         handler(outcome)
     except caught:

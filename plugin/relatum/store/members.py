@@ -121,7 +121,7 @@ class Share:
     """The rows that a member holds.
 
     Attributes:
-        holder: The member's name. A unique name is new if the lease had expired; the member then has no former rows.
+        holder: The member's name. A generated name is replaced if the lease had expired; the former rows are then lost.
         held: The keys of the rows that the member holds, including those that it has just taken.
         surplus: How many of these rows the member should release to others.
         others: The keys that others hold, with the holders' names.

@@ -65,7 +65,7 @@ class Deadline:
         return self.left_s() <= 0
 
     def end_in(self, seconds: float) -> None:
-        """Shorten the deadline to `seconds` from now, from any thread. It is never extended."""
+        """Shorten the deadline to `seconds` from now, from any thread. This never extends it."""
         self._until = min(self._until, time.monotonic() + seconds)
 
     def restart(self) -> None:

@@ -37,7 +37,7 @@ class SharedWait(Generic[_Query, _Answer]):
 
     Args:
         poll: Queries for all waits, in the polling thread. It yields the index and the answer of each query that has an
-            answer; the other queries are repeated. All waits raise its errors, except that a poll takes too long.
+            answer; the other queries are repeated. All waits raise its errors, except a time-out after `POLL_S`.
         name: The thread's name.
         first_s: Maximum seconds before the first poll for a new wait; 0 if the caller has not queried before.
     """
