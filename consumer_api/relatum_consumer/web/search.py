@@ -204,7 +204,9 @@ class AroundAnswer(Covered):
 async def around(site: Site, query: AroundParameters) -> AroundAnswer:
     given = [query.moment is not None, bool(query.stream), query.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
-        raise InvalidInput("give either moment=, or stream= and offset= of the message whose time to use")
+        raise InvalidInput(
+            "give either moment, or stream and offset of a message with that time; streams limits the search"
+        )
     start: Message | datetime = query.moment or await site.relations.read(query.stream, query.offset or 0)
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:
