@@ -64,10 +64,8 @@ class RecorderStatistics:
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Duration of a transaction")]
-    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered its last request")]
-    is_database_up: Annotated[
-        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered its last request")
-    ]
+    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answers requests")]
+    is_database_up: Annotated[bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answers requests")]
 
 
 class Progress:
