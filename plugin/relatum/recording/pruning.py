@@ -202,8 +202,9 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
 
 @dataclass(slots=True)
 class PruneReport:
-    """The numbers of rows deleted, by stream. "" counts those of ended streams, removed keys, groups and old receipts.
+    """The numbers of rows deleted, by stream.
 
+    "" counts rows of replaced and forgotten streams, of removed keys and of groups, and old receipts.
     `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
     """
 
