@@ -53,7 +53,7 @@ def missing(
     """List the messages that should have been followed in time, and were not.
 
     Checks the expectation NAME, or all expectations. Exits with 0 (no message is late or missing), 10 (some are), 8
-    (due messages are not recorded yet) or 11 (some can never be known). Messages that are not due yet do not count.
+    (due messages are not recorded yet) or 11 (some cannot be known). Messages that are not due yet do not count.
     `--json` prints one document, a list with a report for each expectation.
     """
     with open_relations(given, log_level, timeout_s=timeout) as relations:

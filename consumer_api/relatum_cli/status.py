@@ -37,8 +37,8 @@ def status(
     It shows the first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows
     each collector's members, its streams with position and lag (if a broker is given), its messages by state, and the
     time of the oldest unfinished message. Exits with code 6 for an unknown name. A stream that cannot be read is shown
-    with its state and the reason; if it was named, the command exits with that error's code. `--json` prints one
-    document, the list of streams or collectors, with ranges as [from, to).
+    with its state and the reason; if you named it and it is not missing or deleted, the command exits with that error's
+    code. `--json` prints one document, the list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
