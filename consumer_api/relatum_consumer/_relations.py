@@ -36,8 +36,8 @@ POOL_MAX: Final = 1_000
 class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     """Finds and reads the messages that belong together, blocking.
 
-    Thread-safe, and a context manager. A running call uses one connection to the database and one to the broker.
-    Connections are opened when a call first needs them.
+    Thread-safe, and a context manager. A running call uses one connection to the database and one to the broker, or up
+    to four to read many messages while others are free. Connections are opened when a call first needs them.
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or a `Broker`.
@@ -48,7 +48,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             recorder is far behind) may need a higher limit. For iterators and `incomplete_groups`, the limit applies to
             each request.
         database_connections_max: Maximum number of connections to PostgreSQL; idle ones stay open. A call waits up to
-            `timeout_s` for a free one. None (default): 10. A `Database` has its own limit.
+            `timeout_s` for a free one. None (default): 10, of which 5 stay open. A `Database` has its own limit.
         broker_connections_max: Maximum number of connections to all nodes of the broker together; 2 or more, default
             16. A call waits up to `timeout_s` for a free one.
 

@@ -85,7 +85,7 @@ class StreamVerified:
     super_stream: str | None = None
 
     def add(self, difference: Difference) -> None:
-        """Count a difference, and list it while there is room."""
+        """Count a difference, and list it if it is one of the first 1,000."""
         self.difference_count += 1
         if len(self.differences) < DIFFERENCES_MAX:
             self.differences.append(difference)
@@ -287,7 +287,7 @@ def _is_exact(block: Block, pairs: Sequence[tuple[int, int]], first_retained: in
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Yield differences for an invalid tail, and for ranges that contradict the stream's ends; None is not compared.
+    """Yield differences for an invalid tail, and for ranges that contradict the stream's ends; None: an unknown end.
 
     Overlapping ranges are valid: no lookup depends on disjoint ranges, and other comparisons detect duplicate rows.
     """

@@ -73,7 +73,7 @@ _COUNTS: Final = {
 
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
-    """Return the numbers of rows by stream id: from closed parts, as stored; from others, counted or estimated."""
+    """Return the numbers of rows by stream id: stored for closed parts, and counted or estimated for others."""
     open_parts = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = _counts_by(connection, "stream_id", open_parts, EXACT_BYTES_MAX)
     counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})

@@ -101,7 +101,7 @@ _DELETE_FORGOTTEN: Final = sql("""
 
 
 def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
-    """Delete the remaining data of replaced or forgotten streams, of all or of one name; return rows by table."""
+    """Delete remaining data of replaced or forgotten streams, all or those of one name; return the rows by table."""
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))

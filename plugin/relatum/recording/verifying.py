@@ -188,7 +188,7 @@ _LAST_STORED: Final = sql(f"""
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, StreamRow | None]:
-    """Compare a stream's coverage. Return the result, with the range of offsets still to compare, and the stream's row.
+    """Compare a stream's coverage; return the result with the range of offsets still to compare, and the stream's row.
 
     The row is None if there is nothing more to compare: the stream was never recorded, or the result has a difference
     of kind `replaced`.
