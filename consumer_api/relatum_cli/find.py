@@ -59,7 +59,7 @@ STREAMS_LISTED: Final = 100
 
 
 class InTime(StrEnum):
-    """The message that `--time` finds."""
+    """Which message `--time` finds."""
 
     BEFORE = "before"
     AFTER = "after"

@@ -120,7 +120,7 @@ def backfill(
 def verify(
     *,
     streams: StreamNames = None,
-    sample: float | None = option(None, "Compare a share of each stream, 0 to 1; at least one window.", min=0, max=1),
+    sample: float | None = option(None, "Compare this share of windows of 20,000 offsets, 0 to 1.", min=0, max=1),
     seed: int | None = option(None, "With --sample: the seed of an earlier sample, to compare it again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
     dry_run: bool = option(True, "With --repair: show the repairs, or do them.", "--dry-run/--no-dry-run"),

@@ -257,7 +257,7 @@ class Site:
         return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
     def value_link(self, each: Any, place: Any = None) -> str:
-        """Return the URL of a search for a key's value: by the value, or by a message if the key is masked or composite.
+        """Return the URL of a search for a key's value: by the value, or by its message for a masked or composite key.
 
         The URL is empty if the key was removed, or if the message is needed and `place` is None.
         """
