@@ -25,7 +25,7 @@ LIST_MAX: Final = 1_000
 FINDINGS_SHOWN: Final = 20
 """Maximum number of findings printed as text."""
 
-HEADER: Final = "The header that names contexts; by default the header in the database, or serialization_context."
+HEADER: Final = "The header that names contexts; by default that in the database, or serialization_context."
 
 Partition = Annotated[str | None, shared("Only those in this partition.", metavar="STREAM")]
 Limit = Annotated[int, shared("The maximum number to list.", min=1, shown=True)]

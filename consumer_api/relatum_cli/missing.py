@@ -118,7 +118,7 @@ def add(
     by: str = option(..., "The key whose value both messages share.", metavar="KEY"),
     follows: str = option(..., "The stream or super stream of the following messages.", metavar="STREAM"),
     within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
-    grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
+    grace: str = option(f"{GRACE_S:g}s", "By how much clocks may differ.", metavar="SPAN"),
     given: CommandOptions,
 ) -> None:
     """Define an expectation: each message of a stream must be followed in time by another with the same key's value.

@@ -120,10 +120,10 @@ def backfill(
 def verify(
     *,
     streams: StreamNames = None,
-    sample: float | None = option(None, "Compare this share of windows of 20,000 offsets, 0 to 1.", min=0, max=1),
+    sample: float | None = option(None, "The share of windows (20,000 offsets) to compare, 0 to 1.", min=0, max=1),
     seed: int | None = option(None, "With --sample: the seed of an earlier sample, to compare it again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
-    dry_run: bool = option(True, "With --repair: show the repairs, or do them.", "--dry-run/--no-dry-run"),
+    dry_run: bool = option(True, "With --repair: only show the repairs, or make them.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
@@ -239,7 +239,7 @@ def forget(
     streams: Streams,
     is_confirmed: Yes = False,
     dry_run: bool = option(False, "Only show what would be deleted.", "--dry-run"),
-    origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
+    origin: bool = option(False, "Only forget which broker the streams were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:

@@ -29,7 +29,7 @@ from relatum_cli.show import (
 def status(
     *,
     streams: list[str] | None = argument("Streams and super streams; all by default.", "[NAME…]", default=None),
-    collector: bool = option(False, "Show collectors: each NAME is that of a collector.", "--collector"),
+    collector: bool = option(False, "Show collectors: NAME is then a collector's name.", "--collector"),
     given: CommandOptions,
 ) -> None:
     """Show how far each stream is recorded, and its latest events.
@@ -128,7 +128,7 @@ def _print_collector(status: CollectorStatus) -> None:
 def outcome(
     *,
     message_ids: list[str] = argument("The messages' ids.", "ID…"),
-    collector: str | None = option(None, "Only their outcomes in this collector."),
+    collector: str | None = option(None, "Show only outcomes in this collector."),
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
