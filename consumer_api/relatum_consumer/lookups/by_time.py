@@ -163,7 +163,7 @@ class TimeMethods:
     def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
-        """Return the message nearest in time in a stream, never the given message itself.
+        """Return the message nearest in time in a stream, other than the given message.
 
         An equal time is nearest. Of two equally near messages, the earlier one is returned; of several messages with
         the same time at or before the moment, the one with the highest offset. In the message's own stream, messages of
