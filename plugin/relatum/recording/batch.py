@@ -188,7 +188,7 @@ def _lines_of(rows: list[_Row]) -> str:
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
-    """Yield a batch in runs: each with None, or with the reason why its records cannot be unpacked here.
+    """Split a batch into runs, each with None, or with the reason why its records cannot be unpacked here.
 
     A corrupt record is recorded as a message without keys, because no installation can unpack it.
     """

@@ -287,7 +287,7 @@ def _is_exact(block: Block, pairs: Sequence[tuple[int, int]], first_retained: in
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Yield differences for an invalid tail, and for ranges that contradict the stream's ends; None: an unknown end.
+    """Yield differences for an invalid tail, and for ranges that contradict the stream's ends, if these are known.
 
     Overlapping ranges are valid: no lookup depends on disjoint ranges, and other comparisons detect duplicate rows.
     """

@@ -181,7 +181,8 @@ class Filler:
             first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             if taken != part or first is None or first > part[0] or not is_behind:
-                text = f"retention or another process changed {part} of the stream {stream.name!r}; retry"
+                offsets = f"offsets {part[0]} to {part[1] - 1} of stream {stream.name!r}"
+                text = f"retention or another process changed {offsets}; nothing was written: retry"
                 raise CoverageConflict(text, stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
@@ -320,7 +321,7 @@ class Filler:
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)
         if unrecorded(covering, (part.from_offset, part.to_offset), part.key_ids) != [part]:
-            text = f"another process recorded offsets of the stream {self._stream.name!r} first; retry"
+            text = f"another process recorded some offsets of stream {self._stream.name!r} first; retry"
             raise CoverageConflict(text, stream=self._stream.name)
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
