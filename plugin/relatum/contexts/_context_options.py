@@ -178,7 +178,7 @@ class SerialOptions:
             are delivered. Default: 10,000.
         held_bytes_max: The same limit in bytes. Default: 64 MiB.
         lease_s: Seconds after which other members take over from a dead member; at least 1. The owner renews its lease
-            four times in this time. Default: 4.
+            three times in this time. Default: 4.
 
     Raises:
         InvalidInput: an option is invalid.
