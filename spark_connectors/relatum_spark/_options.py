@@ -308,7 +308,7 @@ def _place(reader: _OptionReader, side: str, default: int) -> Place:
         return Place(by_offset, words[word])
     numbers = _numbers(reader, by_offset, EARLIEST)
     if side == "ending" and EARLIEST in numbers.values():
-        raise InvalidInput(f"option {by_offset}: {offsets!r} has -2, a stream's beginning; its end is -1")
+        raise InvalidInput(f"option {by_offset}: {offsets!r} has -2, the start: give an offset, or -1 for the end")
     return Place(by_offset, numbers)
 
 

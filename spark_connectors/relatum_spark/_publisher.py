@@ -189,4 +189,5 @@ def _refusal(stream: str, code: int) -> RelatumError:
         return AccessRefused(f"this user may not write to the stream {stream!r}: grant write", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         return StreamUnavailable(f"the stream {stream!r} has no leader now; retry later", stream=stream)
-    return BrokerUnavailable(f"the broker refused a publisher for {stream!r}: {code_name(code)}; retry", stream=stream)
+    message = f"the broker refuses to publish to the stream {stream!r}: {code_name(code)}; retry later"
+    return BrokerUnavailable(message, stream=stream)
