@@ -65,7 +65,7 @@ class ProcessInterceptions:
         return PublisherCounts() if self._interception is None else self._interception.counts
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception; the first call creates it. None once released."""
+        """Return this process's interception, which the first call creates; None after `release`."""
         with self._creation_lock:
             if self.active and self._interception is None:
                 address = address_of(self.options.broker or connection, self.nodes)

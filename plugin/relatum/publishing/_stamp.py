@@ -60,7 +60,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """The headers to send, the caller's first (None: no headers), and the property `message_id`."""
+    """The headers to send (None: no headers), where the caller's come first, and the property `message_id`."""
 
     headers: dict[str, Any] | None
     message_id: str
@@ -270,7 +270,7 @@ _VALUE_BYTES: Final = 9
 
 
 def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
-    """Raise `HeadersRefused` for too many, too deep or too large headers. The size is at most a few bytes too high."""
+    """Raise `HeadersRefused` for too many, too deep or too large headers. Overestimates the size by a few bytes."""
     # Depth and count are checked during the traversal: a table may contain itself.
     size = 4
     count = 0
@@ -294,7 +294,7 @@ def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
                 size += 5
                 stack.append((value, depth + 1))
     if size > bytes_max:
-        _refuse("too_large", f"headers take {size} bytes; this connection may send {bytes_max}")
+        _refuse("too_large", f"headers take {size} bytes; the limit is {bytes_max}")
 
 
 def _text_bytes(value: Any) -> int:
@@ -314,7 +314,7 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Whether to copy a message to `stream`. Not if it is mandatory: the broker would count the copy as a delivery."""
+    """Whether to copy a message. Not a mandatory one: the broker would count the copy in `stream` as its delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 
