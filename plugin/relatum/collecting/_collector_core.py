@@ -59,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The places of the messages that a call to the store changed, and the time; None if it changed none."""
+    """The places of the messages that a call to the store changed, and the time (None: no message changed)."""
 
     places: frozenset[MessageId]
     at: datetime | None

@@ -71,8 +71,8 @@ class NamedStreams:
     def _refuse_dead_letters(self, names: list[str]) -> list[str]:
         if self.dead_letters is not None and self.dead_letters.stream in names:
             raise ConfigurationError(
-                f"the dead-letter stream {self.dead_letters.stream!r} is also followed: each dead letter would be "
-                "collected again, forever"
+                f"the dead-letter stream {self.dead_letters.stream!r} is also followed, so each dead letter would be "
+                "collected again, forever: name another stream"
             )
         return names
 

@@ -77,9 +77,9 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return self
 
     async def start(self) -> None:
-        """Join the members of this name and start to read; see `SerialConsumer.start`.
+        """Join as a member of the consumer with this name, and start to read; see `SerialConsumer.start`.
 
-        If the call is cancelled, it first undoes the start.
+        A cancelled call undoes the start before it ends.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
@@ -158,7 +158,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def run(
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
-        """Call a coroutine function with one batch after the other; see `SerialConsumer.run`."""
+        """Call a coroutine function with each batch in turn; see `SerialConsumer.run`."""
         checked_callable("handler", handler)
         while not self._is_ending(stop):
             batch = await self.next_batch(POLL_S)
