@@ -297,7 +297,7 @@ class MessageCollector(Collector, Closing):
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks of a type, or of all types, that are being filled, with all messages taken before the call.
 
-        Waits until those are stored, except in a handler of `collected`: they are not stored before it returns.
+        Waits until these messages are stored, except in a handler of `collected`: nothing is stored until that returns.
 
         Raises:
             InvalidInput: The type has no executor here.

@@ -89,7 +89,7 @@ class SerialReport:
     Attributes:
         super_stream: The super stream's name.
         header: The header that names contexts.
-        partitions: The range read of each partition: its first offset, and the offset after its last.
+        partitions: The range of offsets read, by partition: the first offset, and the offset after the last.
         messages: Valid messages of the application, including adopted ones.
         unplaced: Valid messages published without a router or without a context; they have no order.
         contexts: Contexts with valid messages from routers.

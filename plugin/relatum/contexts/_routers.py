@@ -43,7 +43,8 @@ class Router(RouterBase[Options], Target, Closing):
         Raises:
             ConfigurationError: the router has no broker, or is closed.
             SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: another header names the super stream's contexts or sets, or `idle_s` differs.
+            SuperStreamConflict: another header names the super stream's contexts or sets, or the sets have another
+                `idle_s`.
             BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: a server cannot be used.
         """
         self._core.open(source)
@@ -183,7 +184,10 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             asyncio.run_coroutine_threadsafe(self._settle_name(name), self._loop).result()
 
     async def open(self, source: Any = None) -> None:
-        """Connect before the first message; see `ContextRouter.open`. `source` may be of aio-pika, or a URL."""
+        """Connect before the first message; see `ContextRouter.open`.
+
+        `source` is a URL, or an aio-pika connection or channel.
+        """
         if hasattr(source, "get_underlay_channel"):
             source = (await source.get_underlay_channel()).connection
         elif getattr(source, "transport", None) is not None:

@@ -164,11 +164,15 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
             connection.execute(LOCK_CONSUMER, of_consumer)
             holder = connection.scalar(MEMBERS_UP, of_consumer)
             if holder is not None:
-                raise Conflict(f"consumer {name!r} cannot be forgotten while member {holder} runs: close that first")
+                raise Conflict(
+                    f"consumer {name!r} cannot be forgotten while its member {holder} runs: close the member first"
+                )
             return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
     if ids:
         others = ", ".join(map(repr, ids))
-        raise NotFound(f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}: pass its own, {others}")
+        raise NotFound(
+            f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}: pass vhost=; it is in {others}"
+        )
     return False
 
 

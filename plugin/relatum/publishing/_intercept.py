@@ -87,8 +87,8 @@ def intercept(
             the connection's broker, TLS and login; for Celery and dramatiq also their other URLs.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; after that the outcome
             is unknown. None (default): until a lost connection is detected, after about two heartbeats.
-        copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, such as a task,
-            unless it is mandatory. A missing stream is declared like a tap's: 5 GB and 7 days.
+        copy_to: Celery and dramatiq: a stream that gets a copy of each non-mandatory message to the default exchange,
+            such as a task. A missing stream is declared like a tap's: 5 GB and 7 days.
 
     Returns:
         The connection itself. A second call with the same options changes nothing.

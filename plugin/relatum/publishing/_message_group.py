@@ -160,8 +160,8 @@ class _Group(Numbering):
                 would be used twice. Default: False.
 
         Raises:
-            InvalidGroup: the position does not cover the stream, is not proven, or is another group's although this
-                group already has messages.
+            InvalidGroup: the position does not cover the group's stream, is not proven, or is another group's although
+                this group already has messages.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if not isinstance(position, GroupPosition):
@@ -362,7 +362,8 @@ class AsyncMessageGroup(_Group):
             # aio-pika's publish returns an unroutable message, unless `on_return_raises` is set.
             self._give_back(place)
             raise PublishUnroutable(
-                f"message {place.sequence} of group {place.group_id} was returned: bind a queue, then put it again"
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound for it; bind one, "
+                "then put the message again"
             )
         return result
 

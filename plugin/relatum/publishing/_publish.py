@@ -54,7 +54,7 @@ def publish(
     Args:
         channel: A channel of an intercepted pika connection.
         exchange: The exchange; "" is the default exchange, which routes to the queue named by the routing key. Or a
-            `SuperStream`, which chooses the partition, and raises the errors of `Target.publish`.
+            `SuperStream`, which chooses the partition; for its errors, see `Target.publish`.
         routing_key: The routing key.
         body: The body; not changed.
         properties: As for `basic_publish`; not changed. None (default): no properties.
@@ -68,7 +68,7 @@ def publish(
     Raises:
         ConfigurationError: the connection is not intercepted, or has no database; nothing was sent.
         InvalidInput: the body is neither bytes nor text; nothing was sent.
-        InvalidRelationshipKey, InvalidGroup, HeadersRefused: a header or key is invalid; nothing was sent.
+        InvalidRelationshipKey, InvalidGroup, HeadersRefused: a key's value or a header is invalid; nothing was sent.
         KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently; nothing was sent.
         PublishUnroutable, PublishNacked, PublishRejected, PublishOutcomeUnknown: see `Receipt.wait`. This call raises
             them on a blocking connection; on a callback connection, the receipt does.
@@ -138,7 +138,8 @@ async def publish_async(
     sent = SentMessage.of(exchange.name, routing_key, copied.message_id, copied.headers, message.body)
     receipt = AsyncReceipt(sent, interception.locator)
     if was_returned(await exchange.publish(copied, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} was returned: bind a queue for it, then publish it again")
+        why = f"message {sent.message_id} was returned: no queue is bound for it; bind one, then publish it again"
+        raise PublishUnroutable(why)
     return receipt
 
 

@@ -271,7 +271,8 @@ class _Settlement:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            raise ConfigurationError(f"cannot search for message {name}: {failure}; name its streams") from failure
+            why = f"cannot search for message {name}: {failure}; name its streams in settle(streams=…)"
+            raise ConfigurationError(why) from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
@@ -341,7 +342,7 @@ class _StreamSearch:
         if bounds.first and self._begin is not None:
             first_ms = _chunk_ms(reader, self._stream, "first")
             if first_ms is None or first_ms > self._begin.timestamp() * 1000:
-                return f"{self._stream!r} may have had it: retention has dropped messages of that time"
+                return f"retention has dropped messages of that time from {self._stream!r}, which may have had it"
         return ""
 
 

@@ -119,7 +119,7 @@ class Receipt(_PublishedMessage):
             of super streams, the wait ends when the message is recorded in one stream, and each other stream that is
             bound to the exchange or named in `intercept` has the message or is recorded beyond it. Name streams that
             are bound through other exchanges. If no stream is known (without the stream protocol), or more than 32
-            are, the wait ends when the message is recorded in one.
+            are, the wait ends when the message is recorded in one stream.
 
         Raises:
             PublishUnroutable: no queue is bound for the message; `in_stream` is False. Safe to publish again.
@@ -149,7 +149,7 @@ class Receipt(_PublishedMessage):
         Args:
             timeout_s: Seconds to wait in all, even while PostgreSQL is unavailable. Default: 10.
             collector: The name of a collector; None (default): all collectors. If the message has been collected
-                more than once, by several collectors or from several streams, each must have finished.
+                more than once, by several collectors or from several streams, all copies must be finished.
 
         Returns:
             The message's outcome: succeeded, failed or dead.

@@ -270,7 +270,7 @@ _VALUE_BYTES: Final = 9
 
 
 def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
-    """Raise `HeadersRefused` for too many, too deep or too large headers. Overestimates the size by a few bytes."""
+    """Raise `HeadersRefused` for too many, too deep or too large headers. May overestimate the size by a few bytes."""
     # Depth and count are checked during the traversal: a table may contain itself.
     size = 4
     count = 0
@@ -314,7 +314,7 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Whether to copy a message. Not a mandatory one: the broker would count the copy in `stream` as its delivery."""
+    """Return whether to copy a message to `stream`; False for mandatory ones: a copy would count as a delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 

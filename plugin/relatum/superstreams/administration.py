@@ -69,8 +69,8 @@ def declare_super_stream(
             number of binding keys.
         binding_keys: The partitions' binding keys, in order; the streams are `NAME-KEY`. None (default): the numbers
             from 0.
-        options: The options of the streams. None (default): the broker's defaults; a super stream that
-            exists with these partitions may have any.
+        options: The options of the streams. None (default): the broker's defaults; the streams of an
+            existing super stream keep theirs.
 
     Returns:
         The partitions, in order.
@@ -240,7 +240,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"A binding of {stream!r} to {name!r} has unknown arguments: unbind it manually."
+                    why = f"A binding of {stream!r} to {name!r} has unknown arguments: remove it manually."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
