@@ -128,7 +128,7 @@ class Collector:
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
         if options.when_full == "spill" and self._streams.address is None:
-            raise ConfigurationError("when_full='spill' reads bodies from their streams: give the collector a broker")
+            raise ConfigurationError("when_full='spill' reads bodies from their streams: pass broker= to the collector")
         self._check_awaited(executor)
         called, shared = self._called_in_thread(executor), self._shared
         shared.core.register(type, options)

@@ -64,7 +64,7 @@ class NamedStreams:
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
         if address is None and (names or dead_letter_stream):
-            raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
+            raise ConfigurationError("streams= and dead_letter_stream= need a broker: pass broker=")
         self.dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
         self._refuse_dead_letters(self.names)
 

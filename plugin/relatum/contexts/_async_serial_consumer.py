@@ -40,7 +40,7 @@ class AsyncSerialBatch(BatchBase):
     async def transaction(self) -> AsyncIterator[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits; see `SerialBatch.transaction`.
 
-        The connection blocks: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
+        The connection is blocking: use it in threads (`await asyncio.to_thread(connection.execute, statement)`).
         """
         # A transaction has its own thread, and never queues behind calls that wait for PostgreSQL.
         context, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")

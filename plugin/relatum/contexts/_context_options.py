@@ -167,7 +167,7 @@ class SerialOptions:
     """Options of a serial consumer.
 
     Attributes:
-        start: Where a new consumer name begins: at the "first" message (default), or at the "next" one published.
+        start: Where a consumer with a new name begins: at the "first" message (default), or the "next" one published.
         header: The header that names contexts. None (default): the stored header, or "serialization_context" if the
             super stream is new to the database.
         batch_messages: Maximum messages in a batch. Default: 1,000.

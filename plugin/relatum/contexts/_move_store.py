@@ -253,7 +253,7 @@ class MoveStore(PlacementStore):
         return self._after(_LET_FENCE, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Store the offset of a move's fence, if the attempt is current and the move is in `fencing`."""
+        """Store the offset of a move's fence, if the attempt is current and the move's state is `fencing`."""
         return self._after(SET_FENCED, move_id, attempt=attempt, fence_offset=fence_offset)
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:

@@ -130,7 +130,7 @@ class Predecessors:
             return self._place_of(self._core.control_streams.reader().read(*place))
         except NotFound as error:
             raise PredecessorNotFound(
-                f"no predecessor is at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+                f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
             ) from error
 
     def _find_recorded(self, predecessor: str, partitions: Collection[str]) -> SetPlace:

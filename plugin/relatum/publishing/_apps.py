@@ -38,7 +38,7 @@ class ProcessInterceptions:
     """The interceptions of an app or a broker object, one for each process that publishes.
 
     `lock` protects counts and intercepted connections: an app's threads publish concurrently. `nodes` are pika
-    parameters of the cluster's nodes, for connections that have only those of their own node.
+    parameters of the cluster's nodes: a connection has only those of its own node.
     """
 
     def __init__(self, options: Options, client: str) -> None:

@@ -98,7 +98,7 @@ class Numbering:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message."""
+        """The number of the next message; the group's last message gets a number above all others."""
         return self._gaps[0][0] if self._gaps else self._next_free
 
     @property
@@ -122,7 +122,8 @@ class Numbering:
         return tuple(joined)
 
     def _incomplete(self) -> IncompleteGroup:
-        missing = "its last message" if self.last_sequence is None else f"the messages {self._missing}"
+        numbers = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self._missing)
+        missing = "its last message" if self.last_sequence is None else f"messages {numbers}"
         return IncompleteGroup(
             f"group {self.group_id} ended without {missing}: resume it from its position, and put what is missing",
             group_id=self.group_id,

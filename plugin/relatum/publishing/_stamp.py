@@ -278,10 +278,10 @@ def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
     while stack:
         container, depth = stack.pop()
         if depth > HEADERS_DEPTH_MAX:
-            _refuse("too_deep", f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+            _refuse("too_deep", f"the headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
         count += len(container)
         if count > HEADERS_MAX:
-            _refuse("too_many", f"there are more than {HEADERS_MAX} header values, nested ones counted")
+            _refuse("too_many", f"the message has more than {HEADERS_MAX} header values, including nested ones")
         is_table = type(container) is dict or isinstance(container, Mapping)
         for name, value in container.items() if is_table else zip(repeat(""), container):
             size += 1 + _text_bytes(name)
@@ -294,7 +294,7 @@ def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
                 size += 5
                 stack.append((value, depth + 1))
     if size > bytes_max:
-        _refuse("too_large", f"headers take {size} bytes; the limit is {bytes_max}")
+        _refuse("too_large", f"the headers take {size} bytes, and the limit is {bytes_max}")
 
 
 def _text_bytes(value: Any) -> int:
