@@ -249,8 +249,8 @@ class SerialStatistics:
     partitions: Annotated[int, Gauge("relatum_serial_partitions", "Partitions that this process reads")]
     delivered: Annotated[int, Counter("relatum_serial_delivered_total", "Messages handed to the application")]
     acknowledged: Annotated[int, Counter("relatum_serial_acknowledged_total", "Messages acknowledged")]
-    held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back behind a move")]
-    held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes held back behind a move")]
+    held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back for a move")]
+    held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes of messages held back for a move")]
     pause_s: Annotated[
         Observed,
         Distribution("relatum_serial_pause_seconds", "Time that a moved context was held back in its new partition"),
