@@ -25,9 +25,9 @@ LIST_MAX: Final = 1_000
 FINDINGS_SHOWN: Final = 20
 """Maximum number of findings printed as text."""
 
-HEADER: Final = "The header that names contexts; by default the header in the database, or serialization_context."
+HEADER: Final = "The header that names contexts; by default that in the database, or serialization_context."
 
-Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
+Partition = Annotated[str | None, shared("Only those in this partition.", metavar="STREAM")]
 Limit = Annotated[int, shared("The maximum number to list.", min=1, shown=True)]
 Names = Annotated[list[str], argument("The contexts' names.", "CONTEXT…")]
 To = Annotated[str, shared("The target partition.", "--to", metavar="STREAM")]
@@ -237,7 +237,7 @@ def abort(
 @contexts.command()
 def add_partition(
     *,
-    count: int = option(1, "How many partitions.", min=1, max=1_000),
+    count: int = option(1, "Number of partitions to add.", min=1, max=1_000),
     binding_key: list[str] | None = option(None, "A new partition's binding key; the next number by default."),
     given: SuperStreamOptions,
 ) -> None:

@@ -59,7 +59,7 @@ STREAMS_LISTED: Final = 100
 
 
 class InTime(StrEnum):
-    """The message that `--time` finds."""
+    """Which message `--time` finds."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -109,7 +109,7 @@ def related(
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
     in_time: InTime | None = option(
-        None, "Find the next message in time, in the one stream given with --to.", "--time"
+        None, "Find the message before, after or nearest in time, in the one stream of --to.", "--time"
     ),
     limit: Limit = 20,
     given: LookupOptions,

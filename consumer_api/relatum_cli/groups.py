@@ -23,14 +23,14 @@ def groups(
     *,
     streams: StreamNames = None,
     older_than: float | None = option(None, OLDER_THAN, metavar="SPAN", parser=parse_span),
-    group: str | None = option(None, "Show this group instead.", metavar="ID"),
-    consumer: str | None = option(None, "Show this consumer instead.", metavar="NAME"),
+    group: str | None = option(None, "Show only this group.", metavar="ID"),
+    consumer: str | None = option(None, "Show only this group consumer.", metavar="NAME"),
     recorded: bool = option(False, "Use only the index; do not read unrecorded messages.", "--recorded"),
     given: CommandOptions,
 ) -> None:
     """List incomplete groups; show one group, or a group consumer.
 
-    The list includes contradictory groups, and exits with 0. `--group` exits with 0 (complete), 6 (it has no messages),
+    The list includes contradictory groups. Listing exits with 0; `--group` with 0 (complete), 6 (it has no messages),
     7 (contradictory, or retention has dropped a message) or 8 (incomplete); `--consumer` with 0 or 6 (no such
     consumer). `--json` prints one document: the list, the group, or the consumer.
     """

@@ -96,7 +96,10 @@ def remove(*, name: KeyName, given: DatabaseOptions) -> None:
 
 @keys.command("mask")
 def mask(
-    *, name: KeyName, on: bool = option(True, "Whether its values are masked.", "--on/--off"), given: DatabaseOptions
+    *,
+    name: KeyName,
+    on: bool = option(True, "Whether the key's values are masked.", "--on/--off"),
+    given: DatabaseOptions,
 ) -> None:
     """Show digests instead of a key's values, on pages and to agents; `--off` shows the values again.
 
@@ -111,7 +114,7 @@ def mask(
 def time(
     *,
     stream: str = argument("The stream, or one partition."),
-    on: bool = option(True, "Whether the times of its messages are recorded.", "--on/--off"),
+    on: bool = option(True, "Whether the times of the stream's messages are recorded.", "--on/--off"),
     vhost: str | None = option(None, "The stream's virtual host, if not the broker's."),
     servers: ServerOptions,
 ) -> None:

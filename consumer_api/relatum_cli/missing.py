@@ -53,7 +53,7 @@ def missing(
     """List the messages that should have been followed in time, and were not.
 
     Checks the expectation NAME, or all expectations. Exits with 0 (no message is late or missing), 10 (some are), 8
-    (due messages are not recorded yet) or 11 (some can never be known). Messages that are not due yet do not count.
+    (due messages are not recorded yet) or 11 (some cannot be known). Messages that are not due yet do not count.
     `--json` prints one document, a list with a report for each expectation.
     """
     with open_relations(given, log_level, timeout_s=timeout) as relations:
@@ -118,7 +118,7 @@ def add(
     by: str = option(..., "The key whose value both messages share.", metavar="KEY"),
     follows: str = option(..., "The stream or super stream of the following messages.", metavar="STREAM"),
     within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
-    grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
+    grace: str = option(f"{GRACE_S:g}s", "By how much clocks may differ.", metavar="SPAN"),
     given: CommandOptions,
 ) -> None:
     """Define an expectation: each message of a stream must be followed in time by another with the same key's value.

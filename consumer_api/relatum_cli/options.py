@@ -34,7 +34,9 @@ DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 _BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; separate nodes by ;"
 _STREAM: Final = "The stream protocol's URL, if its port is not AMQP's minus 120: rabbitmq-stream://host:5552."
 _DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
-_MISSING: Final = "no URL of {}: give {} or set {} to {}; to try it, `relatum up` runs both and prints their URLs"
+_MISSING: Final = (
+    "no URL of {}: give {} or set {} to {}; to try Relatum, `relatum up` runs both servers and prints their URLs"
+)
 ALL_STREAMS: Final = "Streams and super streams; by default all recorded streams."
 LOOK_IN: Final = "Search this stream or super stream; repeatable. By default all recorded streams."
 
@@ -116,11 +118,13 @@ Level: TypeAlias = Annotated[
 Since: TypeAlias = Annotated[
     datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
-Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
+Until: TypeAlias = Annotated[
+    datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")
+]
 KeyNames: TypeAlias = Annotated[
     list[str] | None, shared("Search by this key; repeatable. By default all keys.", "--by", "-b", metavar="KEY")
 ]
-BatchRows: TypeAlias = Annotated[int, shared("Rows to delete per transaction.", min=1, max=1_000_000, shown=True)]
+BatchRows: TypeAlias = Annotated[int, shared("Maximum rows deleted per transaction.", min=1, max=1_000_000, shown=True)]
 Port: TypeAlias = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
 
 

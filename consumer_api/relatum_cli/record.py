@@ -41,7 +41,9 @@ Streams = Annotated[list[str], argument("Streams and super streams.", "STREAM…
 def record(
     *,
     streams: Streams,
-    keys: list[str] | None = option(None, "Define this header as a key first.", "--keys", "-k", metavar="NAME"),
+    keys: list[str] | None = option(
+        None, "First define this header as a key; repeatable.", "--keys", "-k", metavar="NAME"
+    ),
     metrics_port: int = option(0, "Serve Prometheus metrics on this port; 0: no metrics.", min=0, max=65_535),
     metrics_host: str = option("127.0.0.1", "The address on which to serve the metrics."),
     holder: str | None = option(None, "This recorder's name in `relatum status`; by default host and process id."),
@@ -118,18 +120,18 @@ def backfill(
 def verify(
     *,
     streams: StreamNames = None,
-    sample: float | None = option(None, "Compare a share of each stream, 0 to 1; at least one window.", min=0, max=1),
+    sample: float | None = option(None, "The share of windows (20,000 offsets) to compare, 0 to 1.", min=0, max=1),
     seed: int | None = option(None, "With --sample: the seed of an earlier sample, to compare it again."),
     repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
-    dry_run: bool = option(True, "With --repair: show the repairs, or do them.", "--dry-run/--no-dry-run"),
+    dry_run: bool = option(True, "With --repair: only show the repairs, or make them.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
 
-    It reads the streams: each key of a message must have a row, and each row a message with that key. Exits with code 7
+    It reads the streams: each value of a key must have a row, and each row a message with the value. Exits with code 7
     if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3 if
-    no stream is named or recorded. A stream that cannot be read is listed and does not stop the others; the command
-    then exits with that error's code. `--json` prints one document: ok, exact, seed, streams (each with its
+    you name no stream and none is recorded. A stream that cannot be read is listed and does not stop the others; the
+    command then exits with that error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
     broker, url = given.broker, given.database_url
@@ -211,7 +213,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     A stream that cannot be read is listed and does not stop the others; the command then exits with that error's code.
     If a name is not recorded, it exits with code 6 and deletes nothing.
 
-    `--json` prints one document: rows deleted by stream; "" counts rows that belong to no recorded stream.
+    `--json` prints one document: rows deleted by stream; "" counts all other rows, such as those of removed keys.
     """
     broker, url = given.broker, given.database_url
     report = recording.prune(broker, url, streams or None, batch_rows=batch_rows)
@@ -237,7 +239,7 @@ def forget(
     streams: Streams,
     is_confirmed: Yes = False,
     dry_run: bool = option(False, "Only show what would be deleted.", "--dry-run"),
-    origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
+    origin: bool = option(False, "Only forget which broker the streams were recorded from.", "--origin"),
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:

@@ -62,8 +62,8 @@ def web(
 ) -> None:
     """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
 
-    The page only reads. Addresses other than loopback need a token: that of the environment variable RELATUM_WEB_TOKEN;
-    without it, a new token, which is part of the URL. The page's URL is printed to stdout.
+    The page only reads. Its URL is printed to stdout. Addresses other than loopback need a token, from the environment
+    variable RELATUM_WEB_TOKEN; if it is not set, the command makes one, which the printed URL contains.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     new_token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None

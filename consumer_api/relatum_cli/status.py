@@ -29,7 +29,7 @@ from relatum_cli.show import (
 def status(
     *,
     streams: list[str] | None = argument("Streams and super streams; all by default.", "[NAME…]", default=None),
-    collector: bool = option(False, "Show collectors: each NAME is that of a collector.", "--collector"),
+    collector: bool = option(False, "Show collectors: NAME is then a collector's name.", "--collector"),
     given: CommandOptions,
 ) -> None:
     """Show how far each stream is recorded, and its latest events.
@@ -37,8 +37,8 @@ def status(
     It shows the first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows
     each collector's members, its streams with position and lag (if a broker is given), its messages by state, and the
     time of the oldest unfinished message. Exits with code 6 for an unknown name. A stream that cannot be read is shown
-    with its state and the reason; if it was named, the command exits with that error's code. `--json` prints one
-    document, the list of streams or collectors, with ranges as [from, to).
+    with its state and the reason; if you named it and it is not missing or deleted, the command exits with that error's
+    code. `--json` prints one document, the list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
@@ -128,7 +128,7 @@ def _print_collector(status: CollectorStatus) -> None:
 def outcome(
     *,
     message_ids: list[str] = argument("The messages' ids.", "ID…"),
-    collector: str | None = option(None, "Only their outcomes in this collector."),
+    collector: str | None = option(None, "Show only outcomes in this collector."),
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:

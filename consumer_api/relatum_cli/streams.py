@@ -27,7 +27,9 @@ _COLUMNS: Final[Cells] = {
 class StreamSettings:
     """The options with which streams are declared."""
 
-    max_length_bytes: int | None = option(None, "The maximum size of a stream, on each node.", metavar="BYTES")
+    max_length_bytes: int | None = option(
+        None, "The size, on each node, above which old segments are dropped.", metavar="BYTES"
+    )
     max_age: str | None = option(None, "How long a stream keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
     segment_bytes_max: int | None = option(None, "The segment size: retention drops whole segments.", metavar="BYTES")
     leader_locator: str | None = option(None, "Where leaders are placed: client-local or balanced.")
@@ -44,7 +46,9 @@ def tap(
     *,
     exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
     stream: str | None = option(None, "One stream for all copies; by default tap.EXCHANGE for each.", metavar="NAME"),
-    binding_keys: list[str] | None = option(None, "Copy only this key; repeatable.", "--binding-key", metavar="KEY"),
+    binding_keys: list[str] | None = option(
+        None, "Copy only messages that match this key; repeatable.", "--binding-key", metavar="KEY"
+    ),
     show_list: bool = option(False, "Only list the taps.", "--list"),
     settings: StreamSettings,
     given: CommandOptions,
@@ -158,7 +162,7 @@ def delete(*, is_confirmed: Yes = False, given: Options) -> None:
     """
     if not is_confirmed:
         if given.as_json:
-            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
+            raise typer.BadParameter("with --json the command cannot ask for confirmation: add --yes")
         streams = ", ".join(partition.stream for partition in given.described())
         confirm(f"Delete {given.name} and all messages in {streams}?")
     layout = delete_super_stream(given.broker, given.name)

@@ -66,8 +66,9 @@ class AsyncRelations(AsyncClosing):
     """Finds and reads the messages that belong together, with asyncio.
 
     An asynchronous context manager. Tasks may share it, even across successive event loops. It calls a `Relations` in
-    at most `broker_connections_max` threads. A task that waits for a message (`wait_related`), or for the next part of
-    an iteration, holds no thread. A cancelled call releases its connections and its thread within 0.1 s.
+    at most `broker_connections_max` threads, plus half as many for `wait_related`. A task that waits for a message or
+    for the next part of an iteration holds no thread. A cancelled call releases its connections and its thread within
+    0.1 s.
 
     Methods, arguments and errors are those of `Relations`. A call also waits up to `timeout_s` for a free thread, and
     raises `ConnectionsInUse` if there is none.

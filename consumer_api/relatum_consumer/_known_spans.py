@@ -74,7 +74,10 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
     for stream in found.recorded:
         if not stream.record_time:
-            raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+            remedy = f"`relatum keys time {stream.name} --on` switches them on"
+            raise TimeNotRecorded(
+                f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
+            )
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name])

@@ -36,8 +36,8 @@ POOL_MAX: Final = 1_000
 class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     """Finds and reads the messages that belong together, blocking.
 
-    Thread-safe, and a context manager. A running call uses one connection to the database and one to the broker.
-    Connections are opened when a call first needs them.
+    Thread-safe, and a context manager. A running call uses one connection to the database and one to the broker, or up
+    to four to read many messages while others are free. Connections are opened when a call first needs them.
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or a `Broker`.
@@ -45,9 +45,10 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         timeout_s: Time limit of a whole call, for the database and the broker together, in seconds. Default 10. A call
             that takes longer raises `DatabaseUnavailable` (`reason` is "timeout", or "pool" if all connections are in
             use) or `ReadTimeout`, and is safe to repeat. A call that reads many messages (`complete=True` while the
-            recorder is far behind) may need a higher limit. For iterators the limit applies to each request.
+            recorder is far behind) may need a higher limit. For iterators and `incomplete_groups`, the limit applies to
+            each request.
         database_connections_max: Maximum number of connections to PostgreSQL; idle ones stay open. A call waits up to
-            `timeout_s` for a free one. None (default): 10. A `Database` has its own limit.
+            `timeout_s` for a free one. None (default): 10, of which 5 stay open. A `Database` has its own limit.
         broker_connections_max: Maximum number of connections to all nodes of the broker together; 2 or more, default
             16. A call waits up to `timeout_s` for a free one.
 
@@ -176,7 +177,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
             limit: Maximum number of messages to return, at least 1. None: all, up to 100,000.
             order: "oldest" (default) sorts by time, then stream and offset; "newest" is its reverse; "offset" sorts by
                 stream and offset. A message without a known time sorts as later than all others.
-            complete: True also reads retained messages that are not recorded yet, so that the answer is definite.
+            complete: True also reads retained messages that are not recorded yet: never `NOT_RECORDED_YET`.
 
         Returns:
             The messages, each read and checked; the status; and the streams searched. `FOUND` covers all recorded

@@ -1,4 +1,4 @@
-"""A trace: each hop finds all new values in one statement, and reads all new messages at once. See docs/adr/0027."""
+"""A trace: each hop searches all new values in one statement, and reads all new messages at once; docs/adr/0027."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -58,7 +58,7 @@ def _start_of(
 ) -> tuple[GivenMessage | None, list[Value], list[KeyDefinition]]:
     """Return the message or the values that a trace starts with, and the keys to follow."""
     if isinstance(start, MessageId):
-        raise InvalidInput("a trace starts with a message, not with an id: read it by relations.read(stream, offset)")
+        raise InvalidInput("a trace starts with a message, not with an id: read the message with relations.read(…)")
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = catalog.value_sought(*start)
         return None, [(wanted.key_id, wanted.value)], _keys(catalog, None if names is None else (*names, start[0]))
@@ -297,7 +297,7 @@ class TraceMethods:
     ) -> Trace:
         """Return all messages connected with a message or a value, by following one or several keys hop by hop.
 
-        Each hop finds all new values with one statement, and reads all new messages together. If a key names another
+        Each hop searches all new values with one statement, and reads all new messages together. If a key names another
         key (`KeyDefinition(…, names=)`), its links have a direction: they show which message caused which.
 
         Args:
@@ -305,8 +305,9 @@ class TraceMethods:
             by: The key or keys to follow, together with the keys that they name. None: all defined keys.
             streams: The streams and super streams to search. None: all recorded streams. The start may be elsewhere.
             hops: Maximum number of hops from the start, 1 to 1,000. Default 8.
-            limit: Maximum number of messages with the start, 1 to 100,000. Default 1,000. A hop drops its newest first.
-            fan_out: A value that more messages than this have is not followed; 1 to 10,000. Default 200. Recorded
+            limit: Maximum number of messages including the start, 1 to 100,000. Default 1,000. The last hop leaves out
+                its newest messages.
+            fan_out: A value that more than this many messages have is not followed; 1 to 10,000. Default 200. Recorded
                 messages count even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
             until: As for `find`.
@@ -314,7 +315,8 @@ class TraceMethods:
 
         Returns:
             The messages, their links, what a bound left out, and how certain each step is. The trace covers all
-            messages that were in the streams when the call began, and perhaps some later ones.
+            messages that were recorded when the call began (with `complete`, all that were retained), and perhaps some
+            later ones.
 
         Raises:
             InvalidRelationshipKey: `start` is a value that no message can carry.

@@ -90,7 +90,7 @@ class ExpectationResult(StrEnum):
     LATE = "late"
     """Another message followed after the due time; certainly none followed in time."""
     MISSING = "missing"
-    """The message is due. Certainly none followed in time, and none among the recorded messages followed later."""
+    """The message is due. Certainly no message followed in time, and no recorded message followed later."""
     NOT_KNOWN = "not_known"
     """It is unknown whether a message followed in time; `UnmetExpectation.why` has the reason."""
 
@@ -103,8 +103,8 @@ class Reason(StrEnum):
     BEHIND = "behind"
     """A recorder is behind: the messages up to the due time are not all recorded yet."""
     UNPROVEN = "unproven"
-    """Some messages of that time cannot be known: retention has dropped them, or the record has a hole. Or a stream's
-    leader is unreachable; then they may become known later."""
+    """Some messages of that time cannot be known: retention has dropped them, the record has a hole, or, perhaps only
+    for now, a stream's leader is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class MissingReport:
         unreadable: Number of batches that could not be unpacked; their messages are unknown.
         streams: The streams whose messages were checked; a super stream's partitions, not the super stream.
         unrecorded_streams: Partly recorded streams that no recorder records now: a later call does not help.
-        new_keys: The key, if it is newer than recorded messages of the `follows` streams, which makes a part unknown:
-            `words` names the command that records it.
+        new_keys: The expectation's key, if recorded messages of the `follows` streams are older than the key, and so
+            were not recorded for it; `words` names the command that does so.
     """
 
     expectation: Expectation
@@ -257,7 +257,8 @@ def add_expectations(
         names = {key.name for key in key_definitions(connection)}
         for each in given:
             if each.by not in names:
-                raise KeyNotDefined(f"no key {each.by!r} is defined{meant(each.by, names)}", key=each.by)
+                hint = meant(each.by, names)
+                raise KeyNotDefined(f"no key {each.by!r} is defined{hint}: `relatum keys add` defines one", key=each.by)
             row = dict(zip(_COLUMNS, astuple(each), strict=True)) | {"vhost": vhost}
             connection.execute(_ADD, row)
         stored = {each.name: each for each in _stored(connection, vhost)}

@@ -87,8 +87,8 @@ class Step(NamedTuple):
         values: The number of values searched.
         found: The number of new messages found.
         status: `found` if there were new messages, or a value has too many to follow. Otherwise how certain the result
-            is: `absent` means that there was no more when the trace began, except by `Trace.new_keys`. `unproven` if a
-            message could not be read (`unread`), or if `complete` could not prove the step.
+            is: `absent` means that there were no more messages when the trace began, except by `Trace.new_keys`;
+            `unproven`, that a message could not be read (`unread`), or that `complete` could not prove the step.
     """
 
     hop: int
@@ -103,12 +103,12 @@ class Trace(Covered):
 
     The attributes of `Covered` describe what the trace covers. Unlike in an answer, `new_keys` are listed with any
     status: there may be more messages by these keys. For the other keys, the steps say how certain the result is. A new
-    key that was named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete`: empty.
+    key that was named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. Empty with `complete`.
 
     Attributes:
         messages: All messages, including the start, ordered by time, stream and offset; each was read and checked.
-        hops: The number of hops from the start to each message. It is 0 for the start; and for the start's copies, if
-            the client did not provide its stream and offset. A start without a copy in a stream is not included.
+        hops: The number of hops from the start to each message. It is 0 for the start, and for the start's copies if
+            its client provided no stream and offset. A start without a copy in a stream is not included.
         edges: Links from causes to effects, in the order of the messages.
         shared: Values that messages share, in the order of their first messages.
         stopped: What the bounds left out; empty if nothing was left out.

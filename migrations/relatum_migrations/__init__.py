@@ -51,7 +51,7 @@ def _revisions() -> list[str]:
 def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
     """Create the schema, or upgrade a schema of release 0.4.0 or later to the newest revision.
 
-    Idempotent; several processes may call it concurrently.
+    Idempotent, and safe to call from several processes concurrently.
 
     Each call creates missing roles, if the user may create roles, and grants each role its privileges. `missing_roles`
     returns the roles that could not be created.
@@ -61,9 +61,9 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
         lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default: 30.
 
     Raises:
-        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long; the schema is completely at
-            the revision that `current` returns; safe to repeat.
-        AccessRefused: the user may not create the schema.
+        DatabaseUnavailable: PostgreSQL does not answer, or another session held a lock for too long. The schema is
+            complete at the revision that `current` returns; call again to continue.
+        AccessRefused: the user may not create or change the schema.
         ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
     """
     revisions = _revisions()
@@ -96,7 +96,7 @@ def _create(connection: Connection) -> None:
 
 
 def missing_roles(database: AnyDatabase) -> list[str]:
-    """Return the roles that do not exist, because the user of `upgrade` could not create them.
+    """Return the names of Relatum's roles that do not exist, because the user of `upgrade` could not create them.
 
     Create them as a user who may create roles, then call `upgrade` again, which grants them their privileges.
     """
@@ -106,7 +106,7 @@ def missing_roles(database: AnyDatabase) -> list[str]:
 
 
 def current(database: AnyDatabase) -> str | None:
-    """Return the database's revision; None if the schema does not exist."""
+    """Return the revision of the database's schema; None if the schema does not exist."""
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         return _current(connection)
 
@@ -123,7 +123,7 @@ def head() -> str:
 
 
 def sql() -> str:
-    """Return the SQL that creates the schema in a new database, for review; runs nothing."""
+    """Return the SQL that creates the schema in a new database, to review it. Does not connect to a database."""
     stamp = io.StringIO()
     alembic_command.stamp(_config(output=stamp), "head", sql=True)
     files = _CREATE, _text("functions.sql"), _text("schema.sql"), stamp.getvalue(), _text("roles.sql")
@@ -144,7 +144,7 @@ _CREATE: Final = "CREATE SCHEMA IF NOT EXISTS relatum;\n"
 
 _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "
-    "Up to 0003: run `relatum migrate` of release 0.4.0 first. 0005 to 0022 were never released: drop the schema "
-    "(DROP SCHEMA relatum CASCADE), run `relatum migrate` and `relatum backfill`, or restore a database of 0.4.0. "
-    "Later revisions: use the release of Relatum that created them"
+    "If the revision is 0003 or lower, first run `relatum migrate` of release 0.4.0. 0005 to 0022 were never released: "
+    "drop the schema (DROP SCHEMA relatum CASCADE), then run `relatum migrate` and `relatum backfill`; or restore a "
+    "backup of 0.4.0. For a later revision, use the release of Relatum that created it"
 )

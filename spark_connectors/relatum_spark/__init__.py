@@ -1,13 +1,13 @@
 """RabbitMQ streams and their relations in PySpark: a source and a sink, the relationship table, back-fill and joins.
 
-Needs the extra `spark`. The package can be imported without the extra; its names cannot.
+Needs the extra `spark`. Without the extra, `import relatum_spark` works, but using a name raises an error.
 
 - `register` registers `format("rabbitmq_streams")` for reading, writing and streaming.
-- `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
-  catalog of Spark SQL, and `jdbc_jar` finds the driver that they need.
+- `relationships` reads the relationship table, `snapshot` holds one state of the database for several reads, `catalog`
+  adds the table to Spark SQL, and `jdbc_jar` finds the JDBC driver that `relationships` and `catalog` need.
 - `resolve` reads the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
   streaming query to their related messages.
-- `backfill` records in parallel the retained messages that the table lacks.
+- `backfill` records the retained messages that the table lacks, in parallel.
 - `related_pairs`, `as_of`, `unmatched` and `conversations` join messages by their key values; `Where` describes their
   common arguments.
 """
@@ -67,5 +67,5 @@ def __getattr__(name: str) -> Any:
         return _imported(name)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in ("pyspark", "pyarrow", "pandas", "numpy"):
-            raise ConfigurationError(f"{error.name} is not installed: pip install 'relatum[spark]'") from error
+            raise ConfigurationError(f"{error.name} is not installed: run pip install 'relatum[spark]'") from error
         raise

@@ -56,7 +56,7 @@ def backfill(
     partitions: int | None = None,
     slice_offsets: int = SLICE_OFFSETS,
 ) -> list[BackfillReport]:
-    """Record the retained messages that lack a key, in parallel.
+    """Record, in parallel, the retained messages that are not yet recorded for every key.
 
     Safe to repeat, and to run concurrently with other back-fills and with recorders. After a kill at any point, the
     table equals the streams up to the coverage, and the next run does the rest. `relatum status` shows the progress.
@@ -64,11 +64,13 @@ def backfill(
     Args:
         spark: The session.
         streams: One or several streams; a super stream means its partitions.
-        keys: Names of defined keys. None: all keys in force, and the time unless it is switched off.
+        keys: Names of defined keys; times are then not recorded. None: all keys in force, and times unless they are
+            switched off.
         broker: The broker. None uses RELATUM_BROKER_URL. Executors connect to it too.
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.
         messages_per_s: Maximum messages a second that all tasks together read. None means no limit.
-        partitions: Concurrent tasks. None: the session's slots (8 over Spark Connect, which does not report them).
+        partitions: The number of concurrent tasks to plan slices for, at least two each; with `messages_per_s`, the
+            maximum number of tasks. None: the session's slots (8 over Spark Connect, which does not report them).
         slice_offsets: Maximum offsets in a slice. A retried task repeats only offsets that are not covered yet.
 
     Returns:
@@ -77,9 +79,12 @@ def backfill(
 
     Raises:
         InvalidInput: an argument is wrong.
-        ConfigurationError: no broker or database is named, or executors cannot reach the stream protocol's port.
+        ConfigurationError: no broker or database is named, a stream was recorded from another broker, or executors
+            cannot reach the stream protocol's port.
+        BrokerUnavailable, DatabaseUnavailable: a server does not answer the driver; run again to continue.
         KeyNotDefined, StreamNotFound: a key or stream does not exist; nothing was read.
-        CoverageConflict: a stream was replaced since it was recorded, or other writers keep changing the coverage.
+        CoverageConflict: a stream was declared again or lost its tail since it was recorded, or other writers keep
+            changing its coverage.
         PythonException: a task failed in every attempt that Spark allows; run again to continue.
     """
     names = names_of("streams", streams)

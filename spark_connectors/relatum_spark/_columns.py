@@ -46,14 +46,14 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
     used_names = {"stream", "offset", "timestamp", "value", "headers", "properties"}
     for key in keys:
         if key.lower() in used_names:
-            raise InvalidInput(f"the key {key!r} cannot be a column: another column has this name")
+            raise InvalidInput(f"option keys: leave out {key!r}, because another column has this name")
         used_names.add(key.lower())
         kinds[key] = "string"
     return struct_of(kinds)
 
 
 def check_added_columns(added: Iterable[str], given: Iterable[str]) -> None:
-    """Raise `InvalidInput` if a frame already has a column to add; Spark ignores case in names."""
+    """Raise `InvalidInput` if a frame already has one of the added columns; Spark ignores case in names."""
     used_names = {name.lower() for name in given}
     if clashing := [name for name in added if name.lower() in used_names]:
         raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")

@@ -38,7 +38,7 @@ def conversations(
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
         keys: The key or keys that connect messages.
         streams: Streams and super streams. None: all recorded streams.
-        max_value_size: Ignore values that more messages than this have: a default value such as "none" would connect
+        max_value_size: Ignore values that more messages than this have, such as a default value, which would connect
             everything. None means no limit.
         members: Return one row for each message instead of one for each conversation.
         where: The servers, tasks and snapshot: see `Where`. The broker is used only for its virtual host.
@@ -49,7 +49,7 @@ def conversations(
         `members`: id, stream, offset, timestamp, which `resolve` accepts too.
 
     Raises:
-        InvalidInput: an argument is wrong; nothing was run.
+        InvalidInput: an argument is wrong, or the result did not converge in 100 rounds: lower `max_value_size`.
         StreamNotFound: a stream or super stream was never recorded.
         KeyNotDefined: a key is not in force.
         ConfigurationError: a database or the JDBC driver is missing.
@@ -95,7 +95,7 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
         starts.append((stream, number - first))
         number += last - first + 1
     if number > INTEGER_MAX:
-        raise InvalidInput("the offsets of these streams do not fit into 64 bits together: give fewer streams=")
+        raise InvalidInput("the offsets of these streams together exceed 64 bits: name fewer streams in streams=")
     shifts = spark.createDataFrame(starts, "stream string, shift long")
     joined = rows.join(F.broadcast(shifts), "stream")
     return joined.withColumn("node", F.col("offset") + F.col("shift")).drop("shift")
@@ -123,7 +123,7 @@ def _converged(spark: SparkSession, edges: DataFrame) -> DataFrame:
         if after == before:
             return edges
         before = after
-    raise InvalidInput(f"the conversations did not converge in {ROUNDS_MAX} rounds: give a max_value_size")
+    raise InvalidInput(f"the conversations did not converge in {ROUNDS_MAX} rounds: give a lower max_value_size")
 
 
 def _large_star(edges: DataFrame) -> DataFrame:

@@ -33,7 +33,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
     "expiration": (
         lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
-        "milliseconds as a text of digits",
+        "milliseconds in decimal digits",
     ),
 }
 """The check of each property's value, and its description in errors."""
@@ -110,9 +110,9 @@ def _check_properties(properties: Mapping[str, Any]) -> None:
     """Raise `InvalidInput` for properties that AMQP 0.9.1 cannot carry."""
     for name, value in properties.items():
         if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
-            raise InvalidInput(f"property {name} has more than {SHORT_BYTES_MAX} bytes; nothing was sent")
+            raise InvalidInput(f"the property {name} may have at most {SHORT_BYTES_MAX} bytes; nothing was sent")
         if name in _RULES and not _RULES[name][0](value):
-            raise InvalidInput(f"property {name} must be {_RULES[name][1]}; nothing was sent")
+            raise InvalidInput(f"the property {name} must be {_RULES[name][1]}; nothing was sent")
 
 
 def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
@@ -167,7 +167,7 @@ def encode_value(value: Any) -> bytes:
     """Encode a header's value; raises `HeadersRefused` for a type that `encode_content` does not list."""
     encode = _ENCODERS.get(type(value))
     if encode is None:
-        raise HeadersRefused(f"a header cannot hold a {type(value).__name__}; nothing was sent", reason="type")
+        raise HeadersRefused(f"a header's value cannot be a {type(value).__name__}; nothing was sent", reason="type")
     return encode(value)
 
 
@@ -175,7 +175,7 @@ def _text(value: str) -> bytes:
     try:
         return _sized(0xA1, value.encode())
     except UnicodeEncodeError:
-        raise HeadersRefused("a header's text is not Unicode; nothing was sent", reason="not_unicode") from None
+        raise HeadersRefused("a header's text is not valid Unicode; nothing was sent", reason="not_unicode") from None
 
 
 def _integer(value: int) -> bytes:
@@ -222,7 +222,7 @@ def _check_name(name: str) -> None:
             f"a header cannot be named {name!r}: RabbitMQ reserves this name; nothing was sent", reason="name"
         )
     if not 1 <= len(name.encode()) <= SHORT_BYTES_MAX:
-        raise HeadersRefused(f"a header's name has 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")
+        raise HeadersRefused(f"a header's name must have 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")
 
 
 def _sized(code: int, data: bytes) -> bytes:

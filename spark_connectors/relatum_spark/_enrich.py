@@ -62,32 +62,34 @@ class Enrichment:
     `write(rows, batch_id)` receives the batch's columns, `related_stream`, `related_offset`, `related_timestamp`,
     `related_value`, `related_headers`, `related_properties`, and:
 
-    - `status`: `found`; `absent`: the coverage proves that there is none; `not_recorded_yet`: none was found, but
-      a part of the streams is not recorded; `unproven`: none was found, and absence cannot be proven now;
-      `expired`: retention has dropped the related message; `replaced`: the stream was deleted and declared again;
+    - `status`: `found`; `absent`: the coverage proves that no related message exists; `not_recorded_yet`: none was
+      found, but a part of the streams is not recorded; `unproven`: none was found, and absence cannot be proven now;
+      `expired`: retention has dropped the related message; `replaced`: its stream was declared again or lost its tail;
       `no_stream`, `refused`, `unreadable`: as in `resolve`.
     - `attempts`: how often the row was looked up.
 
     A row with several related messages appears once for each. A row without related messages waits, and later batches
     look it up. After the last attempt it appears with `absent`, `not_recorded_yet` or `unproven`. A row without a value
-    of the key never waits.
+    of the key (or, with `within`, without a time) gets `absent` and never waits.
 
     Exactly once: a batch that is repeated after a kill or an error in `write` gives the same rows. So a `write` that is
-    idempotent by `batch_id` makes no duplicates. Waiting rows advance only with batches, and Spark makes no batch while
-    nothing is published.
+    idempotent by `batch_id` makes no duplicates. Waiting rows are looked up only when a batch runs, and Spark runs none
+    while nothing is published.
 
     Args:
         to: The stream, super stream or streams to search.
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
             share, for example next to the checkpoint. Each query has its own subdirectory.
-        how: "left" (default) also returns rows without related messages; "inner" returns only rows with one.
-        retries: How many later batches look a row up again, 0 or more. Default: 10.
-        wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no
+        how: "left" (default) passes on all rows; "inner" passes on only rows with the status `found`.
+        retries: Maximum number of later batches that look a row up again, 0 or more. Default: 10.
+        wait: Maximum time that a row waits, even if retries are left: a timedelta or seconds. None (default) means no
             limit.
-        within: Maximum distance of a related message's time from the row's, either way. None (default) means any time.
+        within: Maximum distance of a related message's time from the row's, before or after: a timedelta or seconds,
+            inclusive. None (default) means any time.
         limit: Maximum related messages of a row; the oldest are taken. Default: 100.
-        value_column: The column of the key's value, instead of `on`'s; several for a key of several components.
+        value_column: The column with the key's value; for a composite key also several, one for each component. None
+            (default): as described for `on`.
         time_column: The column of the row's time, for `within`. Default: `timestamp`.
         value: Whether to add the related messages' bodies. Default: True.
         headers: Whether to add the related messages' headers and properties. Default: True.
@@ -168,7 +170,7 @@ class Enrichment:
         times = () if self._within_us is None else (self._time_column,)
         for name in (*self._value_columns, *times):
             if name not in df.columns:
-                raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
+                raise InvalidInput(f"no column is named {name!r}; the columns are {', '.join(df.columns)}")
         added = [f"{self._prefix}{name}" for name in schema().names]
         check_added_columns([*added, "status", "attempts", *(field.name for field in _DECISION)], df.columns)
 
@@ -178,14 +180,16 @@ class Enrichment:
             # A single column holds the whole value of a composite key, as the relationship table has it.
             if len(names) not in (1, len(definition.components)):
                 count = len(definition.components)
-                raise InvalidInput(f"the key {self._on!r} has {count} components: name {count} columns, or one")
+                raise InvalidInput(
+                    f"the key {self._on!r} has {count} components: value_column= takes 1 or {count} columns"
+                )
             return [_column(name) for name in names]
         places = [place for each in definition.components if (place := each.lone)]
         needed = {"headers" if place.kind == "header" else "properties" for place in places}
         if len(places) < len(definition.components) or not needed.issubset(df.columns):
             raise InvalidInput(
-                f"no column has the value of the key {self._on!r} ({' + '.join(definition.sources)}): name one with "
-                "value_column=, or keep the columns headers and properties"
+                f"no column has the value of the key {self._on!r} ({' + '.join(definition.sources)}): name its column "
+                "in value_column=, or keep the columns headers and properties"
             )
         return list(map(_part, places))
 
@@ -279,7 +283,7 @@ class _Decisions:
     def __init__(self, session: SparkSession, directory: str) -> None:
         jvm: Any = getattr(session, "_jvm", None)
         if jvm is None:
-            raise ConfigurationError("an enrichment needs the JVM, which Spark Connect lacks: use a session without it")
+            raise ConfigurationError("Enrichment needs the JVM: use a session without Spark Connect")
         self._session = session
         # The checkpoint keeps a query's id across restarts.
         query = session.sparkContext.getLocalProperty("sql.streaming.queryId") or "no-query"

@@ -81,7 +81,7 @@ class RabbitMQStreams(DataSource):
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
-        """Return the columns that the options name; runs in a separate worker, once for each data frame."""
+        """Return the columns that the options select; runs in a separate worker, once for each DataFrame."""
         freeze_gc()
         return _columns(parse_options(self.options))
 
@@ -117,15 +117,15 @@ def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
     expected = _columns(options)
     if given != expected:
         raise InvalidInput(
-            "a stream's columns are fixed: give no schema; with these options (includeValue, includeHeaders, keys) "
-            f"they are {expected.simpleString()}"
+            "the options includeValue, includeHeaders and keys fix the columns of a stream: leave out the schema; they "
+            f"are {expected.simpleString()}"
         )
     definitions = definitions_of(options.database or "", options.keys)
     for definition in definitions:
         if definition.is_many:
             raise InvalidInput(
                 f"option keys: a message may have several values of {definition.name!r} "
-                f"({' + '.join(definition.sources)}), and a column holds one: filter by it with key and keyValues"
+                f"({' + '.join(definition.sources)}), but a column holds one: use the options key and keyValues"
             )
     return definitions
 
@@ -250,8 +250,8 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._emptied: set[str] = set()
         if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
             _log.warning(
-                "Spark before 4.2 does not report a query's trigger to a source: with maxOffsetsPerTrigger, a run "
-                "with availableNow or once ends after one batch of at most %d offsets",
+                "Spark before 4.2 does not tell a source which trigger runs: with maxOffsetsPerTrigger, a run "
+                "with availableNow or once ends after one batch of at most %d offsets; the next run continues",
                 options.max_offsets_per_trigger,
             )
 
@@ -277,8 +277,8 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._holds[stream] = found.end if self._target is None else self._target.get(stream, found.end)
         elif begin > found.end:
             raise OffsetNotFound(
-                f"offset {begin} is beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
-                "offset up to that, or with latest",
+                f"offset {begin} is beyond the end of the stream {stream!r}, which is {found.end}: set "
+                "startingOffsets to an offset up to that end, or to latest",
                 stream=stream,
                 offset=begin,
                 last=found.last,

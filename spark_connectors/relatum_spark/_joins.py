@@ -34,7 +34,7 @@ def related_pairs(
     payloads: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return every pair of a left and a right message with an equal value of a key, from the relationship table alone.
+    """Return every pair of a left and a right message with an equal value of a key.
 
     Both sides are read in one state of the table: its state at the call, or the snapshot's. Only messages whose value
     of the key is recorded take part. A message is never paired with itself. If both sides contain both messages, the
@@ -46,10 +46,10 @@ def related_pairs(
         right: Like `left`.
         on: The key whose values must be equal, or several keys, all of which must be equal.
         within: Maximum distance of the two times, both ways, inclusive; a timedelta or seconds. None means any. With
-            within, before or after, messages without a time have no pair.
+            `within`, `before` or `after`, a message without a time has no pair.
         before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
         after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
-        payloads: Whether to read the messages of the pairs too, which needs the broker.
+        payloads: Whether to also read the messages of the pairs, which needs the broker.
         where: The servers, tasks and snapshot: see `Where`.
 
     Returns:
@@ -84,7 +84,7 @@ def as_of(
     payloads: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return each left message with the right message nearest in time that has an equal value of the key.
+    """Return each left message with the nearest right message that has an equal key value, by default not after it.
 
     The result equals pandas' `merge_asof` with the time as `on` and the key as `by`. Of right messages with equal
     times, "backward" takes the last and "forward" the first in the order of partition and offset; of two equally near
@@ -102,7 +102,7 @@ def as_of(
             "nearest" for the nearer of the two.
         tolerance: Maximum distance of the two times, inclusive; a timedelta or seconds. None means any.
         allow_exact_matches: Whether messages with equal times match.
-        payloads: Whether to read the messages too, which needs the broker.
+        payloads: Whether to also read the messages, which needs the broker.
         where: The servers, tasks and snapshot: see `Where`.
 
     Returns:
@@ -155,7 +155,7 @@ def unmatched(
             left message without a time is then unmatched. None means any.
         before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
         after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
-        payloads: Whether to read the unmatched messages too.
+        payloads: Whether to also read the unmatched messages.
         where: The servers, tasks and snapshot: see `Where`. The broker is required, for the right streams' ends.
 
     Returns:
@@ -166,7 +166,7 @@ def unmatched(
         left_value, left_headers, left_properties and left_status.
 
     Raises:
-        StreamNotFound: a left stream was never recorded, or a right stream is unknown to the broker, too.
+        StreamNotFound: a left stream was never recorded, or a right stream is unknown to both table and broker.
         StreamReplaced: a right stream was replaced since it was recorded; run a recorder on it.
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
@@ -192,7 +192,7 @@ def _span_of(within: Any, before: Any, after: Any) -> Span | None:
     """Return the span in microseconds; None for any."""
     if within is not None:
         if before is not None or after is not None:
-            raise InvalidInput("within= sets both before= and after=: give it alone")
+            raise InvalidInput("within= sets both before= and after=: leave them out")
         both = span_us("within", within)
         return both, both
     if before is None and after is None:

@@ -58,7 +58,7 @@ class Place:
         if isinstance(self.number, int):
             return self.number
         if stream not in self.number:
-            raise InvalidInput(f"option {self.option} has no value for the stream {stream!r}")
+            raise InvalidInput(f"option {self.option} must name every stream that is read; {stream!r} is missing")
         return self.number[stream]
 
 
@@ -114,8 +114,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     """
     reader = _OptionReader(options)
     if streaming and (name := reader.first(*_BATCH_ONLY)):
-        hint = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
-        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{hint}")
+        hint = "use `relatum_spark.Enrichment`" if name in ("key", "keyValues") else "leave it out"
+        raise InvalidInput(f"option {name} is for batches only, not for a streaming query: {hint}")
     keys, key, values = reader.names("keys"), reader.text("key"), _key_values(reader)
     parsed = SourceOptions(
         **_common_fields(reader, "stream", "streams", "superStream", needs_database=bool(keys or key)),
@@ -173,11 +173,11 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
             " selects each row's partition"
         )
     if streaming and (name := reader.first("writeId", "batchId")):
-        raise InvalidInput(f"option {name}: a streaming query has its own ids: leave it out")
+        raise InvalidInput(f"leave out the option {name}: a streaming query uses its own ids")
     if write_id is None and reader.has("writeId"):
         raise InvalidInput("option writeId is empty: give a text that identifies the write, or leave it out")
     if write_id is None and reader.has("batchId"):
-        raise InvalidInput("option batchId counts the writes of one writeId: give writeId too")
+        raise InvalidInput("option batchId numbers the writes of a writeId: give writeId, too")
     check_names(parsed.producer_name, parsed.write_id)
     return parsed
 
@@ -260,7 +260,7 @@ def _common_fields(reader: _OptionReader, *streams: str, needs_database: bool = 
     """Return the fields of `Options`; exactly one of the options in `streams` must be given."""
     found = [name for name in streams if reader.text(name) is not None]
     if len(found) != 1:
-        description = " and ".join(found) + " are both given" if found else "none is given"
+        description = " and ".join(found) + " are given" if found else "none is given"
         raise InvalidInput(f"give exactly one of the options {', '.join(streams)}; {description}")
     database, stream = reader.text("database"), reader.text("stream")
     names = reader.names("streams") if "streams" in streams else ()
@@ -282,7 +282,7 @@ def _key_values(reader: _OptionReader) -> tuple[object, ...]:
         return ()
     values: list[Any] = reader.json("keyValues", list, "a JSON list")
     if not values:
-        raise InvalidInput("option keyValues: the list is empty: give at least one value")
+        raise InvalidInput("option keyValues is an empty list: give at least one value")
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
@@ -308,7 +308,7 @@ def _place(reader: _OptionReader, side: str, default: int) -> Place:
         return Place(by_offset, words[word])
     numbers = _numbers(reader, by_offset, EARLIEST)
     if side == "ending" and EARLIEST in numbers.values():
-        raise InvalidInput(f"option {by_offset}: {offsets!r} cannot end at -2, which is the beginning")
+        raise InvalidInput(f"option {by_offset}: {offsets!r} has -2, the start: give an offset, or -1 for the end")
     return Place(by_offset, numbers)
 
 

@@ -154,8 +154,8 @@ class Publisher:
             self._connection.abandon()
             stream, code = self._streams[event.publisher], event.refusals[0][1]
             raise PublishNacked(
-                f"the broker refused messages for {stream!r}: {code_name(code)}; some may be stored, and a retry"
-                " publishes none of those twice",
+                f"the broker refused messages for the stream {stream!r}: {code_name(code)}; some may be stored, and a"
+                " retry publishes none of those twice",
                 stream=stream,
                 in_stream=None,
             )
@@ -184,9 +184,10 @@ class Publisher:
 
 def _refusal(stream: str, code: int) -> RelatumError:
     if code == Code.STREAM_DOES_NOT_EXIST:
-        return StreamNotFound(f"there is no stream {stream!r}", stream=stream)
+        return StreamNotFound(f"the stream {stream!r} was deleted: declare it again, and retry", stream=stream)
     if code == Code.ACCESS_REFUSED:
         return AccessRefused(f"this user may not write to the stream {stream!r}: grant write", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         return StreamUnavailable(f"the stream {stream!r} has no leader now; retry later", stream=stream)
-    return BrokerUnavailable(f"publishing to the stream {stream!r} failed: {code_name(code)}", stream=stream)
+    message = f"the broker refuses to publish to the stream {stream!r}: {code_name(code)}; retry later"
+    return BrokerUnavailable(message, stream=stream)

@@ -91,7 +91,7 @@ class StreamQueries:
             return list(self._options.streams)
         found = list(dict.fromkeys((*self.run(lambda reader: reader.partitions(name)), *known)))
         if not found:
-            raise StreamNotFound(f"there is no super stream {name!r}", stream=name)
+            raise StreamNotFound(f"there is no super stream {name!r}: declare it, or correct the option", stream=name)
         return found
 
     def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
@@ -121,8 +121,8 @@ class StreamQueries:
         partitions: list[str] = []
         with suppress(RelatumError):
             partitions = self.run(lambda reader: reader.partitions(stream))
-        hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
-        raise StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
+        hint = "give this super stream as the option superStream" if partitions else "declare it, or correct its name"
+        raise StreamNotFound(f"there is no stream {stream!r}: {hint}", stream=stream)
 
     def offset_of(self, stream: str, place: Place, bounds: StreamBounds, *, is_latest_allowed: bool) -> int | None:
         """Return the offset of a place in a stream; None for the end of the stream."""
@@ -152,13 +152,15 @@ def check_places(options: SourceOptions, streams: list[str]) -> None:
     for place in (options.starting, options.ending):
         for stream in () if isinstance(place.number, int) else place.number:
             if stream not in streams:
-                raise InvalidInput(f"option {place.option}: {stream!r} is not among the streams {', '.join(streams)}")
+                raise InvalidInput(
+                    f"option {place.option}: {stream!r} is not read, only {', '.join(streams)}: leave it out"
+                )
 
 
 def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
     """Raise an error about lost messages, or log it if `failOnDataLoss` is false."""
     if options.fail_on_data_loss:
-        raise kind(f"{message}; set failOnDataLoss to false to continue without it", **fields)
+        raise kind(f"{message}; set failOnDataLoss to false to continue despite the loss", **fields)
     _log.warning("reading continues after a loss: %s", message)
 
 
@@ -168,7 +170,7 @@ def report_lost_range(options: SourceOptions, lost: "Slice", reason: str, *, fir
     if first is None:
         report_loss(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
     else:
-        message += f"; the first one available is {first}"
+        message += f"; the first available offset is {first}"
         report_loss(options, OffsetExpired, message, stream=lost.stream, offset=lost.start, first=first)
 
 
@@ -251,7 +253,7 @@ class KeyFilter:
         try:
             return cls(definition, frozenset(definition.canonical_query(value) for value in values))
         except InvalidValue as error:
-            message = f"option keyValues: no message can have one of these values of {definition.name!r}: {error}"
+            message = f"option keyValues: a value is invalid for the key {definition.name!r}: {error}"
             raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
 
     def passing(self, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
@@ -311,7 +313,8 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
             for batch in batches:
                 if batch is None:
                     silence = seconds_text(options.poll_timeout_s)
-                    raise ReadTimeout(f"the stream {wanted.stream!r} delivered nothing for {silence}")
+                    reason = f"the stream {wanted.stream!r} delivered nothing for {silence}"
+                    raise ReadTimeout(f"{reason}: repeat the read, or raise pollTimeoutMs")
                 if batch.first_offset > expected:
                     _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
                 expected = batch.last_offset + 1

@@ -64,10 +64,10 @@ def resolve(
     | `expired` | retention has dropped it |
     | `not_found` | there is no message: the offset is past the end, or the broker used it itself |
     | `no_stream` | the stream does not exist |
-    | `unproven` | no message was found, but it may have expired, or this node lags behind |
-    | `refused` | this user may not read the stream |
+    | `unproven` | no message was found, but it may have expired, or the node that answered lags behind its leader |
+    | `refused` | the broker's user may not read the stream |
     | `unreadable` | the message's batch is corrupt, or compressed with a codec that is not installed |
-    | `replaced` | with `check`: there is another message, since the stream was deleted and declared again |
+    | `replaced` | with `check`: the message does not have the value, since the stream was declared again |
     | null | the row's stream or offset is null |
 
     Args:
@@ -83,14 +83,14 @@ def resolve(
         keep_order: Keep the rows' partitions and order, which saves a shuffle; each task then reads the messages of its
             own rows. Good for few or sorted rows.
         partitions: Number of tasks. None: as many as run concurrently if Spark estimates the rows at 64 MiB or less;
-            otherwise, and over Spark Connect, Spark chooses by the rows' bytes.
+            otherwise, and over Spark Connect, Spark chooses the number by the size of the rows.
         broker: The broker. None uses RELATUM_BROKER_URL.
         database: PostgreSQL's URL, needed only for `check`. None uses RELATUM_DATABASE_URL.
 
     Raises:
         InvalidInput: a column is missing, has the wrong type or would be duplicated; nothing was run.
         KeyNotDefined: `check` names a key that is not in force.
-        ConfigurationError: no broker is named.
+        ConfigurationError: no broker is named, or `check` is given and no database is named.
 
     A task fails if the broker does not answer within 10 s; Spark retries it.
     """
@@ -105,7 +105,7 @@ def resolve(
     if partitions is not None:
         checked_count("partitions", partitions, otherwise=", or None")
         if keep_order:
-            raise InvalidInput("keep_order=True keeps the rows' partitions: leave out partitions=")
+            raise InvalidInput("keep_order=True keeps the partitions of the DataFrame: leave out partitions=")
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index

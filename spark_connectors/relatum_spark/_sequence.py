@@ -74,9 +74,9 @@ def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
     """Return the reference of a task's producer; raises `InvalidInput` if there are too many tasks."""
     if task >= TASKS_MAX:
         raise InvalidInput(
-            f"a write has at most {TASKS_MAX} partitions; this is number {task}: RabbitMQ remembers too few producers"
-            f" of a stream for more. coalesce({TASKS_MAX}) the rows before they are written; other partitions may be"
-            " published already"
+            f"a write has at most {TASKS_MAX} partitions, because RabbitMQ remembers few producers of a stream; this is"
+            f" partition {task + 1}. Call coalesce({TASKS_MAX}) before the write. Other partitions may already be"
+            " published"
         )
     return f"{producer}-{write}-p{task}-b{epoch // _BLOCK_EPOCHS}"
 
@@ -103,7 +103,8 @@ class Numbering:
         """Return the publishing id of the next message; `content` is the user's part of it, encoded."""
         if self.index == ROWS_MAX:
             raise InvalidInput(
-                f"a task may write at most {ROWS_MAX} rows to {self.stream!r}: use more partitions; nothing was sent"
+                f"a task may write at most {ROWS_MAX} rows to the stream {self.stream!r}: use more partitions; nothing"
+                " was sent"
             )
         self.index += 1
         digest = self._digest
@@ -122,9 +123,9 @@ class Numbering:
             return 0
         if last >> INDEX_BITS + DIGEST_BITS > self._epoch >> INDEX_BITS + DIGEST_BITS:
             raise Conflict(
-                f"the stream {self.stream!r} already has messages of a later batch of this write: it was rewound by"
-                " more than one batch, so a retry might publish messages twice. Nothing was sent."
-                " Use a new checkpoint, or a new writeId, to publish all of it again",
+                f"the stream {self.stream!r} already has messages of a later batch: the write was rewound by more than"
+                " one batch, so publishing might store messages twice. Nothing was sent."
+                " Use a new checkpoint or writeId to publish everything again",
                 stream=self.stream,
             )
         return last
@@ -133,9 +134,9 @@ class Numbering:
 def changed_rows(stream: str) -> Conflict:
     """Return the error for a task whose rows differ from those of an earlier run."""
     return Conflict(
-        f"an earlier run of this task has sent rows to {stream!r}, and now they differ or have another order:"
-        " a retry might publish messages twice or not at all. Nothing was sent by this run. Sort the rows"
-        " within partitions (sortWithinPartitions) or checkpoint them before they are written; give each separate"
-        " write its own writeId",
+        f"the rows of this task for the stream {stream!r}, or their order, differ from those of an earlier run, so"
+        " publishing might store messages twice or not at all. This run sent nothing. Sort the rows within"
+        " partitions (sortWithinPartitions) or checkpoint them before the write; give each separate write its own"
+        " writeId",
         stream=stream,
     )

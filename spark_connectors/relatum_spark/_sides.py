@@ -54,7 +54,7 @@ def side_of(argument: str, given: Any) -> Side:
 def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
     names = names_of(argument, on)
     if len(set(names)) < len(names):
-        raise InvalidInput(f"{argument}= names a key twice")
+        raise InvalidInput(f"{argument}= names a key twice: leave one out")
     return names
 
 

@@ -139,11 +139,11 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
 
 def _check_key(name: str, kind: DataType | None) -> None:
     if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
-        raise InvalidInput(f"option keyColumns: the column {name!r} is missing or cannot be a key")
+        raise InvalidInput(f"option keyColumns: the column {name!r} is missing, or its name is reserved")
     if kind.typeName() not in _KEY_TYPES:
         reason = _NO_KEYS.get(kind.typeName(), SkipReason.UNSUPPORTED)
         raise InvalidRelationshipKey(
-            f"the column {name!r} is {kind.simpleString()}, which cannot be a key: {reason}; cast it to text, a whole"
+            f"the column {name!r} is {kind.simpleString()}, which cannot be a key ({reason}): cast it to text, a whole"
             " number or a timestamp",
             key=name,
             reason=str(reason),
@@ -179,7 +179,8 @@ class _Writer:
             self.new_layout, frame_bytes = queries.run(lambda _: _limits(parsed))
         if len(self.streams) > PUBLISHERS_MAX:
             raise InvalidInput(
-                f"the super stream has {len(self.streams)} streams; at most {PUBLISHERS_MAX} can be written to"
+                f"the super stream {parsed.super_stream!r} has {len(self.streams)} partitions; a write can have"
+                f" {PUBLISHERS_MAX} at most"
             )
         overhead = frames.PUBLISH_BYTES + frames.ENTRY_BYTES
         self.message_bytes_max = max(1, frame_bytes - overhead) if frame_bytes else 0
@@ -225,7 +226,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
         context = TaskContext.get()
         if context is None:
-            raise ConfigurationError("a streaming query writes in Spark's tasks only")
+            raise ConfigurationError("a streaming query can write only in Spark's tasks")
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise ConfigurationError("this task belongs to no streaming query: Spark gave it no query and batch id")
@@ -257,7 +258,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
     publisher.finish()
     if sent and any(own and own != stored for own, stored in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
-            "another run of this task concurrently published other rows, or in another order: some may be stored"
+            "a concurrent run of this task published other rows, or the same in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
         )
     return sent
@@ -286,7 +287,7 @@ class Spool:
         keys = [(header, columns[column]) for column, header in self._writer.keys]
         for row, body in enumerate(bodies):
             if body is None:
-                raise InvalidInput("a row's value is null: a message needs a body, even if empty; nothing was sent")
+                raise InvalidInput("a row's value is null: a message needs a body, even an empty one; nothing was sent")
             given = _headers(headers[row])
             given |= {header: column[row] for header, column in keys if column[row] is not None}
             if times[row] is not None:
@@ -300,7 +301,7 @@ class Spool:
         if self._routing_key is None:
             return 0
         if routing_key is None:
-            raise InvalidInput(f"a row has no routing key: {self._routing_key!r} is null; nothing was sent")
+            raise InvalidInput(f"a row has null in {self._routing_key!r}, the routing key; nothing was sent")
         return partition_of(str(routing_key) if type(routing_key) is int else routing_key, len(self._writer.streams))
 
     def _add(self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], target: int) -> None:
@@ -312,8 +313,8 @@ class Spool:
         message = content.message(message_id, added)
         if len(message) > self._writer.message_bytes_max > 0:
             raise InvalidInput(
-                f"a message has {len(message)} bytes; the broker accepts {self._writer.message_bytes_max} by the stream"
-                " protocol (stream.frame_max); nothing was sent"
+                f"a message has {len(message)} bytes; over the stream protocol the broker accepts at most"
+                f" {self._writer.message_bytes_max} (stream.frame_max); nothing was sent"
             )
         self._file.write(_SPOOLED.pack(target, numbering.next(content.parts()), len(message)) + message)
 

@@ -53,7 +53,7 @@ def relationships(
     Without a snapshot, the rows are those recorded at the call, whenever and however often you use the DataFrame:
     later rows are excluded by their offsets. No transaction stays open. Rows pruned later, after retention dropped
     their messages, may be missing in some tasks and not in others; a snapshot prevents that. Use the DataFrame within a
-    day: later, PostgreSQL may have moved rows of long-lived streams to another part of the table.
+    day: later, Relatum may have moved rows of long-lived streams to another part of the table.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -106,7 +106,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
     """Make the database a catalog of the session: `SELECT key, count(*) FROM relatum.relatum.relations GROUP BY key`.
 
     Filters, aggregates, sorting with a limit and samples run in PostgreSQL. A query has one task; to read all rows of a
-    large table, use `relationships`, which has many. Idempotent for the same database.
+    large table, use `relationships`, which reads in parallel. Idempotent for the same database.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -114,7 +114,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL.
 
     Returns:
-        The full name of the view in SQL, `relatum.relatum.relations`.
+        The full name of the view in SQL, by default `relatum.relatum.relations`.
 
     Raises:
         InvalidInput: the name is not allowed in SQL.
@@ -129,7 +129,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
     settings = {prefix: _CATALOG} | {f"{prefix}.{option}": value for option, value in options.items()}
     for setting in (prefix, f"{prefix}.url", f"{prefix}.user"):
         if spark.conf.get(setting, None) not in (None, settings[setting]):
-            raise ConfigurationError(f"this session has another catalog {name!r}: choose another name")
+            raise ConfigurationError(f"this session already has a different catalog {name!r}: choose another name")
     for setting, value in settings.items():
         spark.conf.set(setting, value)
     return f"{name}.relatum.relations"
@@ -140,7 +140,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state of the database that `snapshot` holds open; an argument of `relationships` and of the joins.
+    """A state of the database that `snapshot` holds; pass it to `relationships` and the joins.
 
     Attributes:
         snapshot_id: PostgreSQL's id of the snapshot.
@@ -212,7 +212,7 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
     if not isinstance(snapshot, Snapshot):
         raise InvalidInput(f"snapshot= takes a Snapshot of `relatum_spark.snapshot`, not {shown(snapshot)}")
     if database is not None and database != snapshot.database:
-        raise InvalidInput("the snapshot is of another database: leave out database=")
+        raise InvalidInput("database= names another database than the snapshot's: leave it out")
     return snapshot.database
 
 

@@ -166,7 +166,7 @@ def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> 
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for name in names or ():
         if name not in in_force:
-            raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
+            raise KeyNotDefined(f"no key {name!r} is defined: `relatum keys list` shows the keys", key=name)
     return list(in_force.values()) if names is None else [in_force[name] for name in names]
 
 
@@ -210,13 +210,13 @@ def jdbc_jar() -> str:
     named = os.environ.get(JAR_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which does not exist")
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is not a file: correct or unset it")
         return named
     for jar in _JARS:
         if jar.is_file():
             return str(jar)
     raise ConfigurationError(
-        f"no JDBC driver of PostgreSQL is installed here: set {JAR_VARIABLE} to its jar, install the system's package "
+        f"no PostgreSQL JDBC driver is installed here: set {JAR_VARIABLE} to its jar, install the system's package "
         f"(libpostgresql-jdbc-java, postgresql-jdbc), or let Spark fetch it: spark.jars.packages={COORDINATES}"
     )
 
@@ -231,7 +231,7 @@ def require_driver(spark: SparkSession) -> None:
     except AnalysisException as error:
         if f"class {DRIVER} not found" not in str(error):
             return
-        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_DRIVER_HINT}") from None
+        raise ConfigurationError(f"this Spark session has no PostgreSQL JDBC driver: {_DRIVER_HINT}") from None
 
 
 def jdbc_options(database: str) -> dict[str, str]:
@@ -249,7 +249,7 @@ def jdbc_options(database: str) -> dict[str, str]:
     for host, port in address.hosts():
         if not host or host.startswith(("/", "@")):
             raise ConfigurationError(
-                "the JDBC driver cannot use a Unix socket: give the database's URL a host "
+                "the JDBC driver cannot use a Unix socket: add a host to the database's URL "
                 "(postgresql://user@localhost/…)"
             )
         hosts.append(f"{f'[{host}]' if ':' in host else host}:{port or defaults['port'] or '5432'}")

@@ -78,7 +78,7 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     assert {each["context"]: each["partition"][-1] for each in listed} == {"a": "1", "b": "1", "c": "0"}
     rebalance = ("contexts", "rebalance", super_stream, f"{super_stream}-2")
     assert list(map(sorted, relatum.json(*rebalance, "--dry-run").values())) == [["a", "b", "c"]]
-    assert "3 contexts would go" in relatum.ok(*rebalance, "--dry-run")
+    assert "3 contexts would move" in relatum.ok(*rebalance, "--dry-run")
     assert "3 contexts in 2 moves" in relatum.ok(*rebalance)
     relatum.ok("contexts", "retire", super_stream, f"{super_stream}-1")
     refused = relatum.run("contexts", "retire", super_stream, f"{super_stream}-2")

@@ -79,7 +79,7 @@ def test_putting_groups(place: Place) -> None:
         names["relations"] = stack.enter_context(Relations(place.broker, place.database))
         renamed = {"orders": place.stream}
         first, *_ = blocks_of("groups.md", renamed=renamed)
-        for block in (first, *blocks_of("groups.md", "Putting", renamed)):
+        for block in (first, *blocks_of("groups.md", "Publish a group", renamed)):
             if "resume" in block:
                 # Left incomplete, as by a publisher that failed, for the block that continues it.
                 names["group"] = relatum.MessageGroup(names["channel"], "", place.stream)
@@ -106,7 +106,7 @@ def test_getting_groups(place: Place, capsys: pytest.CaptureFixture[str]) -> Non
     outputs = []
     with Relations(place.amqp, place.database) as relations:
         names = {"relations": relations, "group_id": group_id(2), "timedelta": timedelta}
-        for block in blocks_of("groups.md", "Getting", {"orders": place.stream}):
+        for block in blocks_of("groups.md", "Read groups", {"orders": place.stream}):
             run("groups.md", block, names)
             outputs.append(capsys.readouterr().out)
     whole, _, incomplete = outputs

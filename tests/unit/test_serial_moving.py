@@ -57,7 +57,7 @@ class _World:
 def stopped(found: MoveStep) -> tuple[Any, StreamUnavailable]:
     """A world in which another mover continued a move whose fence does not show, and the error of that."""
     world: Any = _World(found)
-    with pytest.raises(StreamUnavailable, match="is confirmed, but is not found") as caught:
+    with pytest.raises(StreamUnavailable, match="was confirmed, but was not found") as caught:
         moving.go_on(world, 7)
     return world, caught.value
 

@@ -170,8 +170,8 @@ WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
     ("find", {"key": "host", "of_stream": "x", "of_offset": 0}, ["stream_not_found", "Recorded streams: '"]),
     ("read", {"stream": "ORDERS", "offset": 10_000}, ["offset_not_found", "Offsets have gaps"]),
     ("read", {"stream": "x", "offset": -1}, ["offset: ", "0"]),
-    ("around", {}, ["give a moment, or stream and offset"]),
-    ("around", {"moment": "2026-01-01", "stream": "x"}, ["give a moment, or stream and offset", "streams says where"]),
+    ("around", {}, ["give either moment, or stream and offset"]),
+    ("around", {"moment": "2026-01-01", "stream": "x"}, ["give either moment, or stream and offset", "streams limits"]),
     ("around", {"moment": "2026-01-01", "before_s": "NaN"}, ["before_s: "]),
     ("expectations", {"span": "year"}, ["span: ", "'5m', '1h'"]),
 ]

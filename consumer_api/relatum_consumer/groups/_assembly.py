@@ -84,7 +84,7 @@ class Clock:
         self._reached: dict[str, int] = {}
 
     def place(self, row: Row) -> Place:
-        """Return the place of a stream's next message. A message without a time has that of the message before it."""
+        """Return the place of a stream's next message. Without a time, its `reached_us` is the previous one."""
         _, _, _, stream, offset, time_us = row
         reached = self._reached.get(stream, NEVER_US)
         if time_us is not None and time_us > reached:

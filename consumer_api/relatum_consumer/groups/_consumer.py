@@ -303,7 +303,7 @@ class Claims:
         return bool(rows)
 
     def acknowledge(self, claim: Claim, until: float) -> bool:
-        """End a claim as done. False: PostgreSQL is unavailable; repeat the call. After `until`, that is an error."""
+        """End a claim as done. False: PostgreSQL is unavailable, so repeat the call. After `until`, it raises."""
         is_first = self.has(claim)
         try:
             is_done = self.end(claim, "done") or self._was_done(claim)

@@ -214,9 +214,9 @@ class OneGroupMethods:
 
         Args:
             streams: As for `groups`.
-            older_than: Minimum age of a group's first message: a `timedelta` or seconds. No time counts as old.
-            complete: True (default) also reads retained messages that are not recorded yet: the whole stream, if the
-                key was defined later. False reads only recorded messages.
+            older_than: Minimum age of a group's first message: a `timedelta` or seconds. Groups without times are old.
+            complete: True (default) also reads retained messages that are not recorded yet: all older messages, if the
+                key of groups was defined later. False reads only recorded messages.
 
         Raises:
             InvalidInput: there are more than 100,000 such groups.

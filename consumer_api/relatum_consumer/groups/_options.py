@@ -63,7 +63,7 @@ class GroupConsumer:
     """A consumer that shares groups among its members, and stores its position: `groups(…, consumer=…)`.
 
     All iterators with the same consumer name are its members, in any number of processes. A group is claimed by one
-    member at a time, until that member acknowledges it. Others claim a dead member's groups after its leases expire.
+    member at a time, until it acknowledges the group. Other members claim a dead member's groups after its leases end.
 
     Attributes:
         name: The consumer's name, up to 255 bytes; unique in a virtual host.
@@ -120,7 +120,7 @@ class GroupOptions:
         checked_choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.consumer is not None and not self.complete:
-            raise InvalidInput("complete= cannot be used with consumer=: a consumer reads only recorded messages")
+            raise InvalidInput("leave out complete=False: with consumer=, only recorded messages are read in any case")
         # Without a stored position, each iteration would publish the same dead letters again.
         if self.on_conflict == "dead_letter" and (self.consumer is None or self.consumer.dead_letter_stream is None):
             raise InvalidInput('on_conflict="dead_letter" needs consumer=GroupConsumer(…, dead_letter_stream=…)')

@@ -125,11 +125,13 @@ READ_RETRIES: Final = 1
 _HEADERS: Final = {b"group_id": 0, b"group_sequence": 1, b"group_last": 2, b"relatum_time": 3}
 _NOTHING: Final[list[Any]] = [None] * len(_HEADERS)
 
+_SKIP: Final = 'on_conflict="skip" skips such groups'
+
 _ANOMALIES: Final = {
-    Anomaly.DUPLICATE: "several messages have the same number",
-    Anomaly.TWO_LASTS: "several numbers are marked as the last",
-    Anomaly.PAST_LAST: "there are numbers past the last",
-    Anomaly.EXPIRED: "retention has dropped some of its messages",
+    Anomaly.DUPLICATE: 'several messages have the same number; on_duplicate="first" takes the first',
+    Anomaly.TWO_LASTS: f"several numbers are marked as the last; {_SKIP}",
+    Anomaly.PAST_LAST: f"there are numbers past the last; {_SKIP}",
+    Anomaly.EXPIRED: f"retention has dropped some of its messages; {_SKIP}",
 }
 
 

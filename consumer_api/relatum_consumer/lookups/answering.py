@@ -92,13 +92,13 @@ class Matches:
         self._bytes += MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
         check_count(len(self._messages), self._advice)
         if self._bytes > ANSWER_BYTES_MAX:
-            raise InvalidInput(f"the messages found exceed {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
+            raise InvalidInput(f"the messages found exceed {ANSWER_BYTES_MAX >> 20:,} MiB: {self._advice}")
 
 
 def check_count(messages: int, advice: str) -> None:
     """Raise `InvalidInput` if an answer has too many messages."""
     if messages > ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages match: {advice}")
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX:,} messages match: {advice}")
 
 
 @dataclass(slots=True)

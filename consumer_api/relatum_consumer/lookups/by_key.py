@@ -251,7 +251,7 @@ finds the streams that have the value."""
 
 
 def span_parameters(since: int | None, until: int | None) -> dict[str, int | None]:
-    """Return a time span's parameters: both NULL for any time; else a missing bound is the end of all times."""
+    """Return a time span's parameters: NULL without bounds; one missing bound becomes the least or greatest time."""
     if since is None and until is None:
         return {"since": None, "until": None}
     return {"since": INTEGER_MIN + 1 if since is None else since, "until": INTEGER_MAX if until is None else until}

@@ -71,7 +71,10 @@ class Search:
             return [stream for stream in streams if stream.record_time]
         for stream in streams:
             if not stream.record_time:
-                raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+                remedy = f"`relatum keys time {stream.name} --on` switches them on"
+                raise TimeNotRecorded(
+                    f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
+                )
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:
@@ -136,7 +139,7 @@ class TimeMethods:
 
         Raises:
             TimeNotRecorded: recording of times is switched off for the stream.
-            InvalidInput: the message has no time.
+            InvalidInput: the message has no time, or several values of the key.
         """
         return self._next_to({"after": inclusive}, moment, stream, by, complete=complete)
 
@@ -160,7 +163,7 @@ class TimeMethods:
     def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
-        """Return the message nearest in time in a stream, never the given message itself.
+        """Return the message nearest in time in a stream, other than the given message.
 
         An equal time is nearest. Of two equally near messages, the earlier one is returned; of several messages with
         the same time at or before the moment, the one with the highest offset. In the message's own stream, messages of
@@ -198,7 +201,7 @@ class TimeMethods:
     ) -> Answer:
         """Return all messages of a stream around a moment, ordered by time, partition and offset.
 
-        The given message itself is left out.
+        The given message itself is left out, if its stream and offset are known.
 
         Args:
             moment: As for `after`.

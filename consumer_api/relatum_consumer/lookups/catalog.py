@@ -33,7 +33,7 @@ from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import note_sought
 
 CATALOG_AGE_S: Final = 1.0
-"""Seconds for which key definitions are cached; recorders also use new definitions within a second."""
+"""Seconds for which key definitions are cached; recorders use new definitions within two seconds."""
 
 IDENTIFY_S: Final = 60.0
 """Seconds between two queries of the broker's identity, while it is unknown."""

@@ -294,7 +294,8 @@ def _check_block(
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
         message = (
-            f"received only a part of {stream.name!r} from {block.first_offset} to {block.last_offset}: retry later"
+            f"the broker delivered only a part of the offsets {block.first_offset} to {block.last_offset} of the "
+            f"stream {stream.name!r}: retry later"
         )
         raise StreamUnavailable(message, stream=stream.name)
     raise replaced(stream.name, block.first_offset)

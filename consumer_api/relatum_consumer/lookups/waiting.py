@@ -57,7 +57,7 @@ def without_pauses(items: Generator[_Item | Pause, None, None]) -> Generator[_It
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The condition of a wait: the index has a row with one of the values, other than that of the message `beside`.
+    """The condition of a wait: the index has a row with one of the values that is not a row of the message `beside`.
 
     At `until`, by `time.monotonic`, the wait probes in any case.
     """

@@ -303,7 +303,7 @@ class WebServer(Closing):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _CLIENT_TIMEOUT_MS)
         except OSError as error:
             where = f"{options.host}:{options.port}"
-            raise ServerStartFailed(f"cannot listen at {where}: {error.strerror or error}; try --port") from error
+            raise ServerStartFailed(f"cannot listen on {where}: {error.strerror or error}; try another port") from error
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{self._socket.getsockname()[1]}{options.root_path}/"
         self._server = uvicorn.Server(

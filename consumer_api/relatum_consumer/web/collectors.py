@@ -56,7 +56,7 @@ class CollectorParameters(Parameters):
 class CollectorAnswer:
     """A collector, and a page of its messages: finished messages latest first, others by stream and offset.
 
-    A `message_id` is a digest if the property is masked. Reasons are left out if bodies or any key are masked.
+    A `message_id` is a digest if the property is masked. Reasons are left out if they may contain masked values.
     """
 
     collector: CollectorStatus

@@ -242,7 +242,7 @@ async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
     if not isinstance(error, Transient):
         return problem
     if unavailable := await site.unavailable():
-        return replace(problem, message=f"this needs {unavailable[0].name}, which does not answer")
+        return replace(problem, message=f"the query needs {unavailable[0].name}, which does not answer")
     if isinstance(error, ReadTimeout) or elapsed_s >= site.options.timeout_s:
         limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
         return Problem(503, "took_too_long", limit, NARROW_HINT, problem.headers)

@@ -33,14 +33,14 @@ Relatum finds messages that belong together across RabbitMQ streams, by keys (na
 All tools only read.
 
 Begin with `keys` and `streams`, which list the names for other tools. `find` returns the messages that carry a key's \
-value, or share that of a message (of_stream, of_offset). `read` returns one message, and its related messages by \
+value, or share it with a message (of_stream, of_offset). `read` returns one message, and its related messages by \
 each key. `trace` returns all messages connected over several steps, `around` those near a moment. `expectations` and \
 `missing` report which messages should have been followed by others and were not. `values` lists values of a key.
 
 A `status` says how sure an answer is. It applies only to the `streams` that it names. found: each message was read \
-and checked; there may be more that is not recorded yet. absent: proven, there is none. not_recorded_yet: a part of \
-the streams is not recorded, ask with complete=true. expired: there was one, retention dropped it. deleted: there was \
-one, its stream was deleted. unproven: it cannot be known. Only `absent` is a "no". `new_keys` are newer than the \
+and checked; there may be more that are not recorded yet. absent: proven, there is none. not_recorded_yet: a part of \
+the streams is not recorded: ask with complete=true. expired: retention has dropped a match. deleted: a match was in a \
+stream that was deleted. unproven: it cannot be known. Only `absent` is a "no". `new_keys` are newer than the \
 recorded messages: there may be more by these keys. `stopped` of a trace says what was not followed and why.
 
 Answers are bounded. If `go_on` is not empty, the answer is incomplete, and `go_on` says how to get the rest.

@@ -67,7 +67,7 @@ NEAREST_STREAMS_MAX: Final = 50
 
 class MessageParameters(StreamParameters):
     offset: Number = Field(description="The message's offset.")
-    view: Literal["", "json", "text", "hex"] = Field("", description="How a page shows the body.")
+    view: Literal["", "json", "text", "hex"] = Field("", description="How to show the body; hex applies to any body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
     body_bytes: int = Field(16_384, ge=0, le=65_536, description="Maximum bytes of the body to return.")
 
@@ -108,8 +108,8 @@ class MessageAnswer:
     """A message, and the messages related to it by each key.
 
     `chunk_time` is the time when the broker wrote it. `previous_offset` and `next_offset` are the offsets of its
-    neighbours in the stream, which has gaps. `outcomes` has its outcomes in collectors, least advanced first, without
-    reasons if bodies or a key are masked.
+    neighbours in the stream, which has gaps. `outcomes` has its outcomes in collectors, least advanced first, with
+    reasons unless these may contain masked values.
     """
 
     stream: str

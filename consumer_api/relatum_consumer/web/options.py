@@ -26,7 +26,7 @@ class WebOptions:
     Attributes:
         broker: The broker's URL, or a `Broker`. The page only needs the permission `read` on the streams.
         database: PostgreSQL's URL. Sessions are read-only, regardless of the role's rights.
-        host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
+        host: The address to listen on. Default: 127.0.0.1. Addresses other than loopback need a `token`.
         port: The port. Default: 8440. 0 chooses a free port.
         root_path: The prefix of all paths if a proxy serves the page below a path, such as "/relatum". Default: empty.
         hosts: Host names of the page, besides loopback's names; requests with other names are refused. Default: only
@@ -39,7 +39,7 @@ class WebOptions:
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
         timeout_s: How long one lookup may take, in seconds, at most a day. Default: 10.
-        database_connections_max: The most PostgreSQL sessions for lookups. Default: 6.
+        database_connections_max: Maximum number of PostgreSQL sessions for lookups. Default: 6.
 
     Raises:
         ConfigurationError: an option is invalid, options exclude each other, or the page would be open to anyone.
@@ -74,8 +74,8 @@ class WebOptions:
             raise ConfigurationError("bodies cannot be both masked and shown: choose --mask-bodies or --show-bodies")
         if not is_loopback(self.host) and self.token is None:
             raise ConfigurationError(
-                f"at {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "
-                "`relatum web`), or listen at 127.0.0.1"
+                f"on {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "
+                "`relatum web`), or listen on 127.0.0.1"
             )
 
     @property
@@ -94,7 +94,7 @@ def of_extra(extra: str = "web") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigurationError(f"this needs pip install 'relatum[{extra}]': {error}") from error
+        raise ConfigurationError(f"the extra {extra!r} is missing: pip install 'relatum[{extra}]' ({error})") from error
 
 
 def is_loopback(host: str) -> bool:

@@ -38,15 +38,15 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.SchemaMissing, 503, "Run: relatum migrate."),
     (errors.ConfigurationError, 503, "Change the configuration of the page or the recorder."),
     (errors.OffsetExpired, 410, "Retention has dropped the message; later ones are still there."),
-    (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
+    (errors.StreamNotFound, 404, "Look for the name in the list of streams."),
     (errors.OffsetNotFound, 404, "Offsets have gaps: open the stream, and start from its first or last message."),
     (errors.KeyNotDefined, 404, "The page of streams lists the defined keys."),
-    (errors.NotFound, 404, "Look for its name in the list."),
+    (errors.NotFound, 404, "Look for the name in the list."),
     (errors.AccessRefused, 403, "The page's user may not read this; the administrator can allow it."),
-    (errors.StreamReplaced, 409, "Run a recorder on it: relatum record STREAM."),
+    (errors.StreamReplaced, 409, "Run a recorder on the stream: relatum record STREAM."),
     (errors.Conflict, 409, "Check the stream: relatum verify STREAM."),
     (errors.Transient, 503, "Nothing is lost: try again in a moment."),
-    (errors.DataError, 502, "This cannot be repaired: recorders and readers continue after it."),
+    (errors.DataError, 502, "The data cannot be repaired: recorders and readers continue after it."),
 )
 
 GROUP_KEY_HINT: Final = (

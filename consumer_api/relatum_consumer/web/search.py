@@ -33,7 +33,7 @@ class SearchParameters(Parameters):
     since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
     until: Moment | None = Field(None, description="Only messages before this moment.")
     order: Literal["oldest", "newest"] = Field("oldest", description="Which messages come first.")
-    complete: bool = Field(False, description="Also read what is not recorded yet.")
+    complete: bool = Field(False, description="Also read messages that are not recorded yet.")
     limit: int = Field(25, ge=1, le=1_000, description="Messages on a page.")
     cursor: str = Field("", description="`next` of the previous page.")
 
@@ -62,8 +62,8 @@ class SearchAnswer(Covered):
 
 @endpoint(
     "/search",
-    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
-    "whether there may be others (`status`). Give a message to follow a masked value.",
+    "The messages that carry a key's value, or share it with a message (of_stream, of_offset), by time, and "
+    "whether there may be others (`status`). To follow a masked value, give a message that has it.",
     tool="find",
     is_submitted=lambda query: bool(query.value or query.of_stream),
     start=newest,
@@ -119,7 +119,8 @@ async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Mes
     definition = site.masking.definitions.get(query.key)
     values = [] if definition is None else values_of(definition, message)
     if query.of_value >= len(values):
-        raise InvalidInput(f"the message {message.id} has no such value of the key {query.key!r}, but {len(values)}")
+        text = f"the message {message.id} has {len(values)} values of the key {query.key!r}"
+        raise InvalidInput(f"of_value={query.of_value} is too high: {text}, numbered from 0")
     return values[query.of_value], message
 
 
@@ -178,15 +179,15 @@ class AroundParameters(Parameters):
     stream: str = Field("", description="… the stream of a message, for its time …")
     offset: Number | None = Field(None, description="… and its offset.")
     streams: TextList = Field((), description="Streams and super streams to look in; all by default.")
-    before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before it.")
-    after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after it.")
-    complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(20, ge=1, le=100, description="Maximum messages; those nearest to the moment.")
+    before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before the moment.")
+    after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after the moment.")
+    complete: bool = Field(False, description="Also read messages that are not recorded yet.")
+    limit: int = Field(20, ge=1, le=100, description="Maximum messages; the nearest to the moment are returned.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundAnswer(Covered):
-    """The messages around a moment, by time. If `may_be_more`, there may be others further from the moment."""
+    """The messages around a moment, by time. If `may_be_more`, there may be more of them, further from the moment."""
 
     status: Status
     words: str
@@ -197,14 +198,16 @@ class AroundAnswer(Covered):
 
 @endpoint(
     "/around",
-    "The messages around a moment, or around a message's time, by time.",
+    "The messages around a moment, or around a message's time, ordered by time.",
     is_page=False,
     tool="around",
 )
 async def around(site: Site, query: AroundParameters) -> AroundAnswer:
     given = [query.moment is not None, bool(query.stream), query.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
-        raise InvalidInput("give either moment=, or stream= and offset= of the message whose time to use")
+        raise InvalidInput(
+            "give either moment, or stream and offset of a message with that time; streams limits the search"
+        )
     start: Message | datetime = query.moment or await site.relations.read(query.stream, query.offset or 0)
     moment = start if isinstance(start, datetime) else start.time
     if moment is None:

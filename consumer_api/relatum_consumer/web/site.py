@@ -257,7 +257,7 @@ class Site:
         return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
     def value_link(self, each: Any, place: Any = None) -> str:
-        """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite.
+        """Return the URL of a search for a key's value: by the value, or by its message for a masked or composite key.
 
         The URL is empty if the key was removed, or if the message is needed and `place` is None.
         """
@@ -278,7 +278,7 @@ class Site:
             return mask_secret(connection)
 
     async def unavailable(self, *, now: bool = False) -> tuple[Server, ...]:
-        """Return the unavailable servers. While one is known to be unavailable, it is checked again only with `now`.
+        """Return the unavailable servers. While one is unavailable, the servers are checked again only with `now`.
 
         Do not call this within another time limit: a server would look unavailable.
         """

@@ -42,7 +42,7 @@ LIVE_STREAMS_MAX: Final = 20
 async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
     """Return the status of streams, at most a second old.
 
-    It has one more state, `complete`: all messages of the broker are recorded, and no recorder follows the stream.
+    There is one more state, `complete`: all retained messages are recorded, and no recorder follows the stream.
     """
     wanted = tuple(names)
     unavailable = BrokerUnavailable("RabbitMQ does not answer now")
@@ -117,7 +117,7 @@ class StreamsParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class StreamsAnswer:
-    """A page of the `total` matching streams, with the keys and the recorders. `recorded` counts all streams."""
+    """A page of the `total` matching streams, the keys and the recorders. `recorded` counts all recorded streams."""
 
     streams: tuple[StreamStatus, ...]
     total: int

@@ -25,10 +25,10 @@ class TraceParameters(Parameters):
     by: TextList = Field((), description="Keys to follow, with the keys that they name; all by default.")
     hops: int = Field(8, ge=1, le=1_000, description="Maximum hops from the start.")
     limit: int = Field(200, ge=1, le=1_000, description="Maximum messages.")
-    fan_out: int = Field(200, ge=1, le=10_000, description="Values with more messages than this are not followed.")
+    fan_out: int = Field(200, ge=1, le=10_000, description="Values that more messages than this have are not followed.")
     since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
     until: Moment | None = Field(None, description="Only messages before this moment.")
-    complete: bool = Field(False, description="Also read what is not recorded yet.")
+    complete: bool = Field(False, description="Also read messages that are not recorded yet.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ _BY_NEW_KEYS: Final = {
 
 def _words(found: Trace) -> str:
     if found.missing_keys:
-        return "absent: the message has no value of the keys, so no search was made"
+        return "absent: the message has no value of the keys, so nothing was searched"
     if found.new_keys and not found.unrecorded_streams and found.status in _BY_NEW_KEYS:
         return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:

@@ -98,8 +98,8 @@ class AsyncMessageCollector(Collector, AsyncClosing):
     asyncio.to_thread(bulk.connection.execute, statement)`). Handlers are called in the loop; coroutine functions are
     awaited.
 
-    An async context manager: entering starts it, leaving closes it. Cancelling `close` cancels executors and handlers;
-    another member, or the next start, takes over their messages.
+    An async context manager: entering starts the collector, leaving closes it. Cancelling `close` cancels executors and
+    handlers; another member, or the next start, takes over their messages.
 
     Args: as for `MessageCollector`.
     """
@@ -156,7 +156,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
             return None
 
     async def outcome(self, message_id: str) -> Outcome:
-        """Return the outcome of a message of this collector, stored by any member."""
+        """Return a message's outcome in this collector, whichever member stored it."""
         checked_name("message_id", message_id)
         return (await in_thread(None, self._shared.store.outcomes_of, [message_id]))[message_id]
 
@@ -203,7 +203,7 @@ class AsyncMessageCollector(Collector, AsyncClosing):
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start, waiting for unreachable servers; run until `stop` is set or the task is cancelled; close.
+        """Start, retrying while a server is unreachable; wait until `stop` is set or the task is cancelled; then close.
 
         Raises:
             RelatumError: An error that no retry can cure; see `start`.

@@ -103,11 +103,11 @@ class Collected:
         place: The message's stream and offset.
         message_id: The property `message_id`; "stream:offset" if the message has none.
         type: The type by which its executor was chosen.
-        bytes: The number of the message's bytes in the stream.
+        bytes: The message's size in the stream, in bytes.
         body: The message itself; None while it is only in its stream, not in memory.
         attempts: The number of this attempt, from 1.
         collected_at: When the message was collected.
-        forwarded_at: When an executor last got it.
+        forwarded_at: When an executor last got the message.
     """
 
     place: MessageId
@@ -161,11 +161,11 @@ class ExecutorOptions:
         max_age_s: Close a bulk when its first message has waited this many seconds. Default: 1.
         idle_s: Close a bulk when nothing was added for this many seconds. None (default): never.
         workers: Number of bulks consumed at the same time, each in a thread or task. Default: 1.
-        queue_bulks: Number of closed bulks that may wait for a worker; then the type is full. Default: 8.
-        when_full: "block" (default): `collect` waits, and followed streams are not read. "spill": messages are taken;
-            bodies are dropped from memory and read again from their streams.
+        queue_bulks: Number of closed bulks that may wait for a worker; when all do, the type is full. Default: 8.
+        when_full: "block" (default): `collect` waits, and followed streams are not read. "spill": messages are still
+            taken, but their bodies are dropped from memory and read again from the streams.
         joins_transaction: Whether the executor writes through `bulk.connection`, in the transaction that stores its
-            results: exactly once. Default: False.
+            results, so that each write happens exactly once. Default: False.
         attempts: Attempts before a message fails for good, from 1 to 1,000. Default: 3.
         backoff_s: Seconds before the second attempt; doubled for each further one, up to an hour. Default: 1.
 
@@ -264,7 +264,7 @@ class Bulk:
         messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
         connection: With `joins_transaction`, the connection to write through; do not commit on it. Otherwise None.
-        bytes: The number of all messages' bytes.
+        bytes: The sum of the messages' sizes, in bytes.
     """
 
     id: int
@@ -293,7 +293,7 @@ class Bulk:
         Args:
             type: The messages' type.
             messages: Messages from a reader or from `Message.from_amqp`.
-            connection: A transaction for an executor with `joins_transaction`. Default: None.
+            connection: For an executor with `joins_transaction`: a connection in a transaction. Default: None.
 
         Raises:
             InvalidInput: A message is not a `relatum.reading.Message`.
@@ -309,7 +309,7 @@ class Bulk:
         return MappingProxyType(self._results)
 
     def succeeded(self, message: Collected) -> None:
-        """Set a message's result to success. It remains if the executor raises later, except with `joins_transaction`.
+        """Set a message's result to success. Unless `joins_transaction` is set, it remains if the executor then raises.
 
         Args:
             message: One of `messages`.
@@ -336,7 +336,7 @@ class Bulk:
         elif isinstance(error, str | BaseException):
             self._results[place] = Failure(error if isinstance(error, str) else Failure.of(error).reason, retry)
         else:
-            raise InvalidInput(f"error= takes an exception, a Failure or the reason, not {type(error).__name__}")
+            raise InvalidInput(f"error= takes an exception, a Failure or a reason's text, not {type(error).__name__}")
 
     def _place_of(self, message: Collected) -> MessageId:
         """Return the place of a message, which must be in this bulk."""

@@ -113,7 +113,7 @@ class Collector:
             executor: Called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function. It
                 returns None (messages without another result succeeded), one result per message in order, or a mapping.
                 It may also set results with `bulk.succeeded` and `bulk.failed`. A result is None, a `Failure` or an
-                exception. If it raises, the messages without a result fail.
+                exception. If the executor raises, messages without a result fail; with `joins_transaction`, all do.
             options: How bulks are filled and consumed.
 
         Raises:
@@ -128,7 +128,7 @@ class Collector:
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
         if options.when_full == "spill" and self._streams.address is None:
-            raise ConfigurationError("when_full='spill' reads bodies from their streams: give the collector a broker")
+            raise ConfigurationError("when_full='spill' reads bodies from their streams: pass broker= to the collector")
         self._check_awaited(executor)
         called, shared = self._called_in_thread(executor), self._shared
         shared.core.register(type, options)
@@ -175,7 +175,7 @@ class Collector:
     def _check_flushed(self, type_: str | None) -> None:
         """Refuse to flush a type without an executor here: it may be misspelled."""
         if type_ is not None and checked_name("type", type_) not in self._shared.workers:
-            raise InvalidInput(f"type {type_!r} has no executor in this collector, so it has no bulk to flush")
+            raise InvalidInput(f"type {type_!r} has no executor in this collector, and no bulk to flush: register one")
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -236,8 +236,8 @@ class Collector:
 class MessageCollector(Collector, Closing):
     """Collects messages into bulks by type, calls executors with them, and stores the outcome of each message.
 
-    A context manager: entering starts it, leaving closes it. Thread-safe. All collectors with one name, in any number
-    of processes, are members of one collector: they share its streams and take over from each other.
+    A context manager: entering starts the collector, leaving closes it. Thread-safe. All collectors with one name, in
+    any number of processes, are members of one collector: they share its streams and take over from each other.
 
     Args:
         name: The collector's name.
@@ -247,11 +247,11 @@ class MessageCollector(Collector, Closing):
         start: Where to begin in a stream that this collector never followed: "first" (default), "next" or an offset.
         bytes_max: Maximum bytes of all held messages. Default: 64 MiB.
         bulks_max: Maximum number of bulks being filled. Default: 64.
-        dead_letter_stream: An existing stream or queue for messages whose attempts all failed. None (default): none.
+        dead_letter_stream: An existing stream or queue for messages that failed for good. None (default): no stream.
         type_of: A function that returns a message's type, or None to pass it over. Default: the property `type`.
         lease_s: Seconds after which others take over from a dead member, at least 1. Default: 15.
-        keep_s: Seconds before a finished message is deleted and its outcome is unknown again. Default: 7 days. None:
-            never. The value of the member that joined last applies.
+        keep_s: Seconds after which a finished message is deleted, and its outcome is unknown again. Default: 7 days.
+            None: never. The value of the member that joined last applies.
 
     Raises:
         InvalidInput: An argument has the wrong type, or is out of range.
@@ -297,7 +297,7 @@ class MessageCollector(Collector, Closing):
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulks of a type, or of all types, that are being filled, with all messages taken before the call.
 
-        Waits until they are stored, except in a handler of `collected`, since no message is stored until it returns.
+        Waits until these messages are stored, except in a handler of `collected`: nothing is stored until that returns.
 
         Raises:
             InvalidInput: The type has no executor here.
@@ -308,7 +308,7 @@ class MessageCollector(Collector, Closing):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def outcome(self, message_id: str) -> Outcome:
-        """Return the outcome of a message of this collector, stored by any member."""
+        """Return a message's outcome in this collector, whichever member stored it."""
         checked_name("message_id", message_id)
         return self._shared.store.outcomes_of([message_id])[message_id]
 
@@ -350,7 +350,7 @@ class MessageCollector(Collector, Closing):
         return self._shared.in_time
 
     def run(self, stop: threading.Event) -> None:
-        """Start, waiting for unreachable servers; run until `stop` is set; close.
+        """Start, retrying while a server is unreachable; wait until `stop` is set; then close.
 
         Raises:
             RelatumError: An error that no retry can cure; see `start`.

@@ -29,7 +29,7 @@ ENTRY_BYTES: Final = 640
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A step of a followed stream's position: all messages in [from_offset, to_offset) are collected or passed over."""
+    """Moves a followed stream's position: all messages in [from_offset, to_offset) are collected or passed over."""
 
     stream: str
     from_offset: int
@@ -59,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The places of the messages that a call to the store changed, and the time; None if it changed none."""
+    """The places of the messages that a call to the store changed, and the time (None: no message changed)."""
 
     places: frozenset[MessageId]
     at: datetime | None
@@ -103,7 +103,7 @@ class TypeBulks:
         self._retries: list[tuple[float, MessageId, Collected]] = []
 
     def expect(self, message: Collected, count: int = 1) -> None:
-        """Reserve room in a bulk for a message that is being stored; with -1, release it."""
+        """Reserve room in a bulk for a message that is being stored; with `count=-1`, release it."""
         self._expected += count
         self._expected_bytes += count * message.bytes
 
@@ -369,7 +369,7 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages to store in one transaction, and the step of their stream's position; None for those of `collect`."""
+    """Messages to store in one transaction, and the move of their stream's position (None: from `collect`)."""
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None

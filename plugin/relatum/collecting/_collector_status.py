@@ -24,8 +24,8 @@ class TypeStatistics:
     """The statistics of one type with an executor in this member.
 
     Attributes:
-        collected: Messages stored to be consumed here.
-        outcomes: Messages with a final outcome, by status: "succeeded", "failed", "dead".
+        collected: Messages stored for this member to consume.
+        outcomes: Messages whose outcome became final here, by status: "succeeded", "failed", "dead".
         retries: Failed attempts that are retried.
         waiting_bulks: Closed bulks waiting for a worker.
         bulk_s: Seconds from taking a bulk to storing its results.
@@ -61,7 +61,7 @@ class CollectorStatistics:
     types: Annotated[Mapping[str, TypeStatistics], PerLabel("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not finished")]
     held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]
+    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without an executor")]
     refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused or not stored")]
 
 
@@ -162,7 +162,7 @@ EXACT_PAGES_MAX: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A member, its holder, types and lease. A dead member is listed while it has unfinished messages."""
+    """A member, its holder, types and lease. A dead member is listed until others take over its messages."""
 
     member: int
     holder: str
@@ -229,7 +229,7 @@ def collector_status(
         known = {row.name for row in rows}
         for name in names or ():
             if name not in known:
-                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member creates it")
+                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: start a member, which creates it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
     if address is not None:
         with StreamReader.open(address) as reader:
@@ -297,7 +297,7 @@ def collected(
     Args:
         database: PostgreSQL's URL, or a `Database`.
         collector: The collector's name.
-        states: The states to list: either all of them final, or none.
+        states: The states to list: either only final states, or only unfinished ones.
         vhost: The collector's virtual host. Default: "/".
         after: `next` of the previous page. None (default): the first page.
         limit: Maximum number of messages, from 1 to 1,000. Default: 100.
@@ -309,11 +309,11 @@ def collected(
     checked_name("collector", collector)
     checked_count("limit", limit, most=1_000)
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
-        raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
+        raise InvalidInput("states= takes only final states or only unfinished ones, and never unknown")
     with as_engine(database) as engine, transaction(engine) as connection:
         found = connection.execute(FIND_COLLECTOR, {"named": collector, "of_vhost": vhost}).scalar_one_or_none()
         if found is None:
-            raise NotFound(f"there is no collector {collector!r}: its first member creates it")
+            raise NotFound(f"there is no collector {collector!r}: start a member, which creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
         query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
         if not all(each.is_final for each in states):

@@ -280,8 +280,8 @@ class BulkConsumer:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
-                "the executor ended bulk.connection's transaction, so its writes and results are not atomic: leave the "
-                "commit to the collector"
+                "the executor ended the transaction of bulk.connection, so writes and results are not atomic: leave "
+                "the commit to the collector"
             ) from raised
         if raised is not None:
             raise _RolledBack(results, None)

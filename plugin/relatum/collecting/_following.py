@@ -64,15 +64,15 @@ class NamedStreams:
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
         if address is None and (names or dead_letter_stream):
-            raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
+            raise ConfigurationError("streams= and dead_letter_stream= need a broker: pass broker=")
         self.dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
         self._refuse_dead_letters(self.names)
 
     def _refuse_dead_letters(self, names: list[str]) -> list[str]:
         if self.dead_letters is not None and self.dead_letters.stream in names:
             raise ConfigurationError(
-                f"the dead-letter stream {self.dead_letters.stream!r} is also followed: each dead letter would be "
-                "collected again, forever"
+                f"the dead-letter stream {self.dead_letters.stream!r} is also followed, so each dead letter would be "
+                "collected again, forever: name another stream"
             )
         return names
 

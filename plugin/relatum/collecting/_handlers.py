@@ -53,7 +53,7 @@ class Handlers:
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Like `notify`, but in the running loop, and awaiting. An exit ends the loop; a cancellation ends the call."""
+        """Like `notify`, but awaits handlers in the running loop. `SystemExit` and a cancellation propagate."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -97,7 +97,7 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call of an executor or of handlers. Code inside it must not wait for its end."""
+    """A collector's call of an executor or of handlers. The called code must not wait for the call's end."""
 
     collector: object
     is_storing: bool

@@ -29,7 +29,7 @@ class AffinitySet:
 
     Attributes:
         name: The set's name.
-        partition: The stream of the set's messages; during a move, the source.
+        partition: The stream of the set's messages; during a move, the stream that the set leaves.
         epoch: The epoch of the set's messages. Later placements have higher epochs.
         state: "open" or "moving".
         move_id: The current move, or None.
@@ -68,7 +68,7 @@ class AffinitySets(SerializationContexts):
         Args:
             prefix: Only sets with names that begin with this text. Default: "", all sets.
             partition: Only sets in this stream. None (default): all.
-            limit: The most sets to return; None: all. Default: 1,000.
+            limit: Maximum number of sets to return; None: all. Default: 1,000.
         """
         checked_text("prefix", prefix)
         if partition is not None:

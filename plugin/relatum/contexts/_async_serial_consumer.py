@@ -40,7 +40,7 @@ class AsyncSerialBatch(BatchBase):
     async def transaction(self) -> AsyncIterator[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits; see `SerialBatch.transaction`.
 
-        The connection blocks: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
+        The connection is blocking: use it in threads (`await asyncio.to_thread(connection.execute, statement)`).
         """
         # A transaction has its own thread, and never queues behind calls that wait for PostgreSQL.
         context, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
@@ -77,9 +77,9 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return self
 
     async def start(self) -> None:
-        """Join the members of this name and start to read; see `SerialConsumer.start`.
+        """Join as a member of the consumer with this name, and start to read; see `SerialConsumer.start`.
 
-        If the call is cancelled, it first undoes the start.
+        A cancelled call undoes the start before it ends.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
@@ -158,7 +158,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def run(
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
-        """Call a coroutine function with one batch after the other; see `SerialConsumer.run`."""
+        """Call a coroutine function with each batch in turn; see `SerialConsumer.run`."""
         checked_callable("handler", handler)
         while not self._is_ending(stop):
             batch = await self.next_batch(POLL_S)

@@ -75,13 +75,13 @@ class ContextOptions(RouterOptions):
     Attributes:
         header: The header that names a message's context. All users of the super stream must agree on it.
         balance: How the router chooses the partition of a new context. "hash" (default): by the context's name, as
-            RabbitMQ's stream clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Partitions
-            that are added later do not move existing contexts.
+            RabbitMQ's stream clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Adding
+            partitions later does not move existing contexts.
         trust_clock: True (default): a message is valid if the router's last refresh from the database began less than
             0.2 s before the confirm, by this machine's clock; a thread refreshes while messages are published. False:
             the router refreshes after each message. Use False on machines that can be paused together with their clock.
         timeout_s: Seconds to wait for a move to end, or for an unavailable database. Default: 10. 0 does not wait.
-        contexts_max: How many contexts' partitions to cache. The router reads others from the database again.
+        contexts_max: How many contexts' partitions to cache; the database is queried for others. Default: 100,000.
         when_database_away: "wait" (default): wait up to `timeout_s` for an unavailable database. "fail": do not wait.
 
     Raises:
@@ -124,15 +124,15 @@ class AffinityOptions(RouterOptions):
         trust_clock: See `ContextOptions`.
         timeout_s: Seconds that a publish may wait, mainly for a move to end. Default: 10. 0 does not wait.
         when_database_away: While the database is unavailable, "known" (default) publishes messages of cached sets, and
-            raises `DatabaseUnavailable` for others. "wait": all messages wait up to `timeout_s`. "fail": all raise
-            `DatabaseUnavailable`.
+            raises `DatabaseUnavailable` for others. "wait": messages of all sets wait up to `timeout_s`. "fail":
+            they raise `DatabaseUnavailable`. Messages without a set are published.
         idle_s: Seconds without a message after which a router closes a set (up to 45 s later); at least 60. The value
             applies to the whole super stream: the first router stores it, and another value raises
             `SuperStreamConflict`. None (default): the stored value; if there is none, sets are never closed.
         open_sets_max: How many sets of the super stream may be open. None (default): no limit. With a limit, routers
             open sets one at a time.
-        known_sets_max: How many sets' partitions to cache. The router reads others from the database again. Default:
-            100,000, about 50 MB of memory if that many are open.
+        known_sets_max: How many sets' partitions to cache; the database is queried for others. Default: 100,000, about
+            50 MB of memory if that many are open.
         predecessors_max: How many messages to remember as predecessors, by their `message_id`. Default: 65,536.
 
     Raises:
@@ -167,18 +167,18 @@ class SerialOptions:
     """Options of a serial consumer.
 
     Attributes:
-        start: Where a new consumer name begins: at the "first" message (default), or at the "next" one published.
+        start: Where a consumer with a new name begins: at the "first" message (default), or the "next" one published.
         header: The header that names contexts. None (default): the stored header, or "serialization_context" if the
             super stream is new to the database.
-        batch_messages: The most messages in a batch. Default: 1,000.
-        batch_bytes: The most bytes in a batch, approximately; a larger message gets its own batch. Default: 4 MiB.
+        batch_messages: Maximum messages in a batch. Default: 1,000.
+        batch_bytes: Approximate maximum bytes in a batch; a larger message gets its own batch. Default: 4 MiB.
         batch_s: Seconds to wait for more messages before the consumer delivers a smaller batch; 0 does not wait.
             Default: 0.02.
-        held_messages_max: The most messages held back in a partition. At the limit, reading pauses until some of them
+        held_messages_max: Maximum messages held back in a partition. At the limit, reading pauses until some of them
             are delivered. Default: 10,000.
         held_bytes_max: The same limit in bytes. Default: 64 MiB.
-        lease_s: Seconds after which other members take over from a dead member; at least 1. The owner renews its lease
-            four times in this time. Default: 4.
+        lease_s: Seconds after which other members take over from a dead member; at least 1. A member renews its lease
+            three times in this time. Default: 4.
 
     Raises:
         InvalidInput: an option is invalid.
@@ -212,7 +212,7 @@ class RouterStatistics:
     Attributes:
         published: Published messages with a context or an affinity set.
         unnamed: Published messages without a context or set, placed by the balance rule.
-        asked: Messages that made the router query the database, because its last refresh was too old.
+        asked: Messages that made the router query the database, because its last refresh did not prove them valid.
         adopted: Messages overtaken by a move, and adopted into the partition their context moved to.
         move_wait_s: Seconds that messages waited for a move to end.
         known_names: Contexts or sets whose partition is cached.
@@ -243,14 +243,14 @@ class SerialStatistics:
         acknowledged: Messages that the application acknowledged; their position is stored.
         held_messages: Messages held back until earlier messages of their context in another partition are consumed.
         held_bytes: The bytes of those messages.
-        pause_s: Seconds that moved contexts waited in their new partition.
+        pause_s: Seconds for which messages of moved contexts were held back in their new partition.
     """
 
     partitions: Annotated[int, Gauge("relatum_serial_partitions", "Partitions that this process reads")]
     delivered: Annotated[int, Counter("relatum_serial_delivered_total", "Messages handed to the application")]
     acknowledged: Annotated[int, Counter("relatum_serial_acknowledged_total", "Messages acknowledged")]
-    held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back behind a move")]
-    held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes held back behind a move")]
+    held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back for a move")]
+    held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes of messages held back for a move")]
     pause_s: Annotated[
         Observed,
         Distribution("relatum_serial_pause_seconds", "Time that a moved context was held back in its new partition"),

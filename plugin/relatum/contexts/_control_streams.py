@@ -49,8 +49,7 @@ def scan(
                     yield Message.from_record(stream, offset, record)
     if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
         raise StreamUnavailable(
-            f"{stream!r} was perhaps not read to its end: its leader does not answer, or the replica lags behind it; "
-            "try again",
+            f"{stream!r} may not have been read to its end: its leader does not answer, or the replica lags; try again",
             stream=stream,
         )
 

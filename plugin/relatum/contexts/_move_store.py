@@ -201,7 +201,7 @@ class MoveStore(PlacementStore):
             rows = execute(LOCK_NAMED, names=sorted(contexts)).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
-                    found = _step(execute, row.move_id)
+                    found = self._step(execute, row.move_id)
                     if found.holder == holder:
                         return found
                     raise MoveConflict(
@@ -209,17 +209,17 @@ class MoveStore(PlacementStore):
                         move_id=found.move_id,
                         state=found.state.value,
                     )
-            source_id = _partition(execute, source).partition_id
+            source_id = self._partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
                 raise NothingToMove(f"none of the contexts is still in {source!r}; nothing was moved")
             generation = execute(RAISE_GENERATION).scalar_one()
             # Read the target's state while the super stream's row is locked: `retire` locks that row, too.
-            to = _partition(execute, target)
+            to = self._partition(execute, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
                     f"partition {target!r} is retired and takes no contexts: choose another target",
-                    super_stream=self._name,
+                    super_stream=self.super_stream,
                     reason="the target is retired",
                 )
             move_id = execute(
@@ -235,10 +235,10 @@ class MoveStore(PlacementStore):
             ).scalar_one()
             execute(ADD_CONTEXTS, names=names, move_id=move_id)
             execute(STOP, names=names, move_id=move_id, generation=generation)
-            return _step(execute, move_id)
+            return self._step(execute, move_id)
 
     def look(self, move_id: int) -> MoveStep:
-        return _step_of(_only(self._select(ONE, move_id=move_id), move_id))
+        return _step_of(self._only(self._select(ONE, move_id=move_id), move_id))
 
     def attend(self, move_id: int, holder: str) -> None:
         self._select(ATTEND, move_id=move_id, holder=holder, lease_s=LEASE_S)
@@ -253,7 +253,7 @@ class MoveStore(PlacementStore):
         return self._after(_LET_FENCE, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Store the offset of a move's fence, if the attempt is current and the move is in `fencing`."""
+        """Store the offset of a move's fence, if the attempt is current and the move's state is `fencing`."""
         return self._after(SET_FENCED, move_id, attempt=attempt, fence_offset=fence_offset)
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
@@ -264,7 +264,7 @@ class MoveStore(PlacementStore):
         """Run a statement, and return the move's state after it, even if the statement changed nothing."""
         with self.durable_transaction() as execute:
             execute(statement, move_id=move_id, **given)
-            return _step(execute, move_id)
+            return self._step(execute, move_id)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
         """End a fenced move, if the attempt is current: its contexts are then open in the target."""
@@ -279,7 +279,7 @@ class MoveStore(PlacementStore):
                 # Sorted: partitions are locked in the order of their ids.
                 for partition_id, more in sorted(counts) if row.source_id != row.target_id else ():
                     execute(_COUNT_SETS, partition_id=partition_id, more=more)
-            return _step(execute, move_id)
+            return self._step(execute, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """Return the moves that have not ended, oldest first; or the `latest` of all moves, newest first."""
@@ -287,7 +287,7 @@ class MoveStore(PlacementStore):
         return [_move(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        return _move(_only(self._select(ONE, move_id=move_id), move_id))
+        return _move(self._only(self._select(ONE, move_id=move_id), move_id))
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         """Return the first move of `name` into or out of `stream` with a fence or marker above `epoch`.
@@ -301,22 +301,19 @@ class MoveStore(PlacementStore):
         [row] = self.database.rows(FENCE_AFTER, parameters, on_primary=True)
         return None if row.move_id is None else _move(row)
 
+    def _partition(self, execute: Execute, stream: str) -> Any:
+        row = execute(_PARTITION, stream=stream).one_or_none()
+        if row is None:
+            raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
+        return row
 
-def _partition(execute: Execute, stream: str) -> Any:
-    row = execute(_PARTITION, stream=stream).one_or_none()
-    if row is None:
-        raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
-    return row
+    def _step(self, execute: Execute, move_id: int) -> MoveStep:
+        return _step_of(self._only(execute(ONE, move_id=move_id).all(), move_id))
 
-
-def _step(execute: Execute, move_id: int) -> MoveStep:
-    return _step_of(_only(execute(ONE, move_id=move_id).all(), move_id))
-
-
-def _only(rows: Sequence[Any], move_id: int) -> Any:
-    if not rows:
-        raise NotFound(f"this super stream has no move {move_id}")
-    return rows[0]
+    def _only(self, rows: Sequence[Any], move_id: int) -> Any:
+        if not rows:
+            raise NotFound(f"super stream {self.super_stream!r} has no move {move_id}: list its moves")
+        return rows[0]
 
 
 def _step_of(row: Any) -> MoveStep:

@@ -132,7 +132,7 @@ def _ensure(world: "Mover", stream: str, control: Fence | Marker, from_offset: i
             return at
         world.sleep(_SEARCH_PAUSE_S)
     raise StreamUnavailable(
-        f"the {type(control).__name__.lower()} of move {control.move_id} is confirmed, but is not found in "
+        f"the {type(control).__name__.lower()} of move {control.move_id} was confirmed, but was not found in "
         f"{stream!r}, whose replica may lag; resume the move later",
         stream=stream,
     )
@@ -311,7 +311,7 @@ class Movers:
             for step in self._perform_all(planned):
                 ended.append(self.store.move(step.move_id))
                 moved |= step.names
-        raise Conflict("other movers move the same contexts to other partitions at the same time: call again later")
+        raise Conflict("other movers are moving the same contexts to other partitions: call again later")
 
     def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
         return self.store.move(self._mover(reason).run(steps, move_id).move_id)

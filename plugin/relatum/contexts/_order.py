@@ -89,10 +89,10 @@ class SerialReport:
     Attributes:
         super_stream: The super stream's name.
         header: The header that names contexts.
-        partitions: The range read of each partition: its first offset, and the offset after its last.
+        partitions: The range of offsets read, by partition: the first offset, and the offset after the last.
         messages: Valid messages of the application, including adopted ones.
-        unplaced: Messages that no router published; they have no order.
-        contexts: Contexts with valid messages.
+        unplaced: Valid messages published without a router or without a context; they have no order.
+        contexts: Contexts with valid messages from routers.
         strays: Messages behind the fence of their context.
         adopted: Strays that were adopted.
         moves: Moves whose fence was read.
@@ -118,7 +118,7 @@ class SerialReport:
         return not any(count for kind, count in self.counts.items() if not kind.is_notice)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and add it to the list if the list is not full."""
+        """Count a finding, and add it to the list, which has at most 1,000 of each kind."""
         count = self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
         if count <= FINDINGS_MAX:
             self.findings.append(finding)
@@ -273,7 +273,7 @@ def verify(
     header: str | None = None,
     progress: Callable[[SerialReport], None] | None = None,
 ) -> SerialReport:
-    """Read all partitions up to their current ends, and return a report on the order of their contexts.
+    """Return a report on the order of all contexts, after reading all partitions up to their current ends.
 
     The messages of each context and router must be valid exactly once, in the order of publishing. Publishers,
     consumers and moves may run at the same time. Memory grows with contexts and routers, not with messages.
@@ -288,6 +288,7 @@ def verify(
 
     Raises:
         SuperStreamNotFound: the super stream does not exist.
+        BrokerUnavailable, DatabaseUnavailable: a server does not answer.
     """
     checked_name("super_stream", super_stream)
     if header is not None:

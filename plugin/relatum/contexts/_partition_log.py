@@ -106,7 +106,7 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """An application's message. `context`: None if it has none. `placed`: None if no router published it."""
+    """An application's message. `context`: None without one. `placed`: None if no router placed the message."""
 
     context: str | None
     placed: Placed | None
@@ -345,7 +345,7 @@ class MovedBefore(NamedTuple):
 
 
 def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
-    """Return start offsets at which each context's messages arrive in order.
+    """Return start offsets from which a consumer gets each context's messages in order.
 
     A consumer reads the ends of partitions one after the other. So one partition may start behind a marker while the
     source starts before the fence. This function moves such a start back to the marker, so that the messages behind it

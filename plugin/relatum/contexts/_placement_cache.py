@@ -62,7 +62,7 @@ class PlacementCache:
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
         """Advance to a generation. `changed`: the changes since the cache's generation or an earlier one.
 
-        None empties the cache.
+        `changed=None` empties the cache.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:

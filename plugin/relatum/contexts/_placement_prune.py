@@ -89,13 +89,13 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
     """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
     This deletes placements that were released over an hour ago, and moves that later moves supersede, once retention
-    has dropped the fences and markers of both. It keeps the last move of a context into or out of a partition: a
+    has dropped the fences and markers of both moves. It keeps the last move of a context into or out of a partition: a
     suspended publisher may still send messages there, and that move decides whether they are valid.
 
     Args:
-        engine: The database.
+        engine: The database's engine.
         broker: The broker's URL, or a `Broker`.
-        batch_rows: The most placements to delete in one transaction. Default: 10,000.
+        batch_rows: Maximum placements deleted in one transaction. Default: 10,000.
     """
     address = BrokerAddress.of(broker)
     with translated_errors(), engine.connect() as connection:
@@ -122,7 +122,7 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves supersede, if retention has dropped what both wrote; return the row count.
+    """Delete moves that later moves supersede, if retention has dropped what both moves wrote; return the row count.
 
     `first_offsets` has the first retained offset of each partition; `INTEGER_MAX`: the stream was deleted. Moves from
     or to other partitions stay.

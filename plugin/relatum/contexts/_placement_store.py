@@ -196,7 +196,7 @@ class PlacementStore:
     def __init__(self, database: Database, vhost: str, super_stream: str) -> None:
         self.database = database
         self._vhost = vhost
-        self._name = super_stream
+        self.super_stream = super_stream
         self._active: Sequence[PartitionRow] = ()
         self._active_until = 0.0
         self._forget_at = time.monotonic() + _FORGET_INTERVAL_S
@@ -204,7 +204,7 @@ class PlacementStore:
     def open(
         self, header: str | None = None, layout: Layout | None = None, *, idle_s: float | None = None
     ) -> list[PartitionRow]:
-        """Create missing rows of the super stream, check the options against the stored ones; return the partitions.
+        """Create missing rows of the super stream, compare options with the stored ones, and return the partitions.
 
         If no row is missing, nothing is written, so a read-only user can open it. None means the stored value. This
         adds partitions of `layout` and removes none. The first `idle_s` is stored for all routers. A different option
@@ -212,7 +212,7 @@ class PlacementStore:
         """
         self._active_until = 0.0
         self.super_stream_id, self.header, partitions = self.database.run(
-            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, layout, idle_s)
+            lambda connection: open_super_stream(connection, (self._vhost, self.super_stream), header, layout, idle_s)
         )
         return partitions
 
@@ -221,7 +221,7 @@ class PlacementStore:
         try:
             self.open(header)
         except SuperStreamNotFound:
-            self.open(header or CONTEXT_HEADER, describe_super_stream(broker, self._name))
+            self.open(header or CONTEXT_HEADER, describe_super_stream(broker, self.super_stream))
 
     def partitions(self) -> list[PartitionRow]:
         return [partition_of(row) for row in self._select(PARTITIONS)]
@@ -229,7 +229,7 @@ class PlacementStore:
     def set_weights(self, weights: Mapping[str, float]) -> None:
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
-            raise StreamNotFound(f"{min(unknown)!r} is not a partition of {self._name!r}", stream=min(unknown))
+            raise StreamNotFound(f"{min(unknown)!r} is not a partition of {self.super_stream!r}", stream=min(unknown))
         wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
         self.database.rows(SET_WEIGHTS, wanted)
         self._active_until = 0.0
@@ -244,7 +244,7 @@ class PlacementStore:
         """
         rows = self.database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
-            raise not_found(self._name)
+            raise not_found(self.super_stream)
         now, floor = rows[0][:2]
         if since is None or since < floor or len(rows) > CHANGES_MAX:
             return now, None
@@ -277,8 +277,8 @@ class PlacementStore:
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
             raise SuperStreamConflict(
-                f"the partitions of {self._name!r} are being retired: try again",
-                super_stream=self._name,
+                f"the partitions of {self.super_stream!r} are being retired: try again",
+                super_stream=self.super_stream,
                 reason="its partitions change",
             )
         return found
@@ -291,8 +291,8 @@ class PlacementStore:
         active = {row.partition_id: row for row in self._active}
         if not active:
             raise SuperStreamConflict(
-                f"super stream {self._name!r} has no active partition: add one",
-                super_stream=self._name,
+                f"super stream {self.super_stream!r} has no active partition: add one",
+                super_stream=self.super_stream,
                 reason="it has no active partition",
             )
         chosen = []
@@ -306,7 +306,8 @@ class PlacementStore:
         def accept(rows: Sequence[Any]) -> bool:
             if rows and rows[0].open_sets > open_sets_max:
                 raise TooManyOpenSets(
-                    f"at most {open_sets_max} sets of {self._name!r} may be open: close some, or raise open_sets_max",
+                    f"at most {open_sets_max} sets of {self.super_stream!r} may be open: close some, or raise "
+                    "open_sets_max",
                     open_sets=rows[0].open_sets - len(rows),
                     open_sets_max=open_sets_max,
                 )

@@ -105,7 +105,7 @@ may take several calls, and a choice may be discarded: another publisher may pla
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The partition of a name, which is a serialization context or an affinity set."""
+    """The partition assigned to a name, which is that of a serialization context or an affinity set."""
 
     name: str
     partition_id: int
@@ -133,7 +133,7 @@ class Move:
         target_id: The target's partition id.
         state: The move's state.
         aborting: Whether the move is being aborted.
-        attempt: A counter that rises when the fence gets its epoch and when the move changes direction.
+        attempt: A counter that rises when the fence gets its epoch, and when the move is aborted.
         contexts: How many contexts move.
         fence_epoch: Behind the fence, messages with an earlier epoch are strays. 0: there is no fence yet.
         epoch: The contexts' epoch after the move.
@@ -193,7 +193,7 @@ class Assignment:
 
     Attributes:
         context: The context's name.
-        partition: The partition's stream; during a move, the source.
+        partition: The partition's stream; during a move, the stream that the context leaves.
         epoch: The epoch of the context's messages.
         move_id: The current move, or None.
     """
@@ -229,8 +229,8 @@ class MoveProgress:
 
     Attributes:
         move: The move that has just completed a step.
-        contexts_done: Contexts of the call whose moves have ended.
-        contexts_all: All contexts of the call.
+        contexts_done: The number of contexts whose moves have ended.
+        contexts_all: The number of contexts that the call moves.
     """
 
     move: Move
@@ -249,7 +249,7 @@ class ContextsStatus:
     Attributes:
         super_stream: The super stream's name.
         header: The header that names contexts.
-        generation: The number of changes that made a cached placement wrong.
+        generation: The number of changes that may have made cached placements outdated.
         partitions: The partitions in order, including retired ones, each with its number of contexts.
         moves: The moves that have not ended, oldest first.
     """
@@ -264,7 +264,7 @@ class ContextsStatus:
 def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
     """Choose the fewest contexts to move to each partition, so that shares are in proportion to the weights.
 
-    Shares are exact within one context. All contexts leave a partition that has no weight or weight 0.
+    Each share is exact to within one context. All contexts leave a partition that has no weight or weight 0.
     """
     quotas = _quotas(placed, weights)
     leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]

@@ -70,14 +70,14 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else
 
 
 def elapsed_s() -> float:
-    """Return monotonic seconds, including those of a suspended machine if the system counts them."""
+    """Return monotonic seconds, including time for which the machine was suspended, if the system counts it."""
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
 def find_stray(entries: Iterable[tuple[int, Entry]], sent: Sent, *, anywhere: bool) -> int | None:
     """Return the offset of a published message in a partition's entries, if it is behind the end of its placement.
 
-    The end is a fence or marker of the message's name with a higher epoch. `anywhere` also finds a message before it.
+    The end is a fence or marker of the message's name with a higher epoch. `anywhere` also finds a message before that.
     """
     is_behind = anywhere
     for offset, entry in entries:
@@ -121,7 +121,7 @@ class Publications:
         return None if self._must_settle_first(name, placement) else placement
 
     def place(self, name: str, stream: str | None = None) -> Placement:
-        """Return the placement to send a message of a name under. `ContextMoving`: a move did not end in time."""
+        """Return the placement under which to send a message of a name. `ContextMoving`: a move did not end in time."""
         deadline = self._clock() + self._options.timeout_s
         placement = self._open_placement(name, deadline, stream)
         if self._must_settle_first(name, placement):

@@ -43,7 +43,7 @@ OPTIONAL_REFRESH_S: Final = 1.0
 REFRESH_TURN_S: Final = 0.1
 """Seconds to wait for a running refresh before another one starts."""
 
-CLOSED: Final = "the router is closed: open another"
+CLOSED: Final = "the router is closed: create another"
 
 REFRESHING: Final = "refreshing placements"
 """The refresh thread's task in the log."""
@@ -143,8 +143,8 @@ class RouterCore:
         """Refuse a channel of another virtual host: its super stream of this name is a different one."""
         if vhost != self._vhost:
             raise ConfigurationError(
-                f"the router publishes in the virtual host {self._vhost!r}, but the channel is in {vhost!r}: open "
-                "another router for that; nothing was sent"
+                f"the router publishes in the virtual host {self._vhost!r}, but the channel is in {vhost!r}: create "
+                "another router for it; nothing was sent"
             )
 
     def forget_layout(self) -> None:

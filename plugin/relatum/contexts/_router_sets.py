@@ -87,7 +87,7 @@ def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest
 
 
 class SetPlace(NamedTuple):
-    """A message's set, or None, and its partition's stream; None if the set's placement gives the stream."""
+    """A message's set (None: no set), and its partition's stream (None: the set's placement gives the stream)."""
 
     name: str | None
     stream: str | None
@@ -130,7 +130,7 @@ class Predecessors:
             return self._place_of(self._core.control_streams.reader().read(*place))
         except NotFound as error:
             raise PredecessorNotFound(
-                f"no predecessor is at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+                f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
             ) from error
 
     def _find_recorded(self, predecessor: str, partitions: Collection[str]) -> SetPlace:
@@ -156,7 +156,7 @@ class Predecessors:
 
 
 def place_in(predecessor: str, partitions: Collection[str]) -> MessageId | None:
-    """Return the place that "stream:offset" names; None if it does not begin with a partition, and so is an id.
+    """Return the place that "stream:offset" names; None: the text names no partition, so it is an id.
 
     Ids may also contain colons. The text before the last colon decides.
     """

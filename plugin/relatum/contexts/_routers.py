@@ -32,18 +32,19 @@ THREADS: Final = 32
 
 
 class Router(RouterBase[Options], Target, Closing):
-    """Publishes messages with pika: by placement if they have a name, else by the balance rule. Thread-safe."""
+    """Publishes messages with pika, to the partition of their context or set, or by the balance rule. Thread-safe."""
 
     def open(self, source: Any = None) -> None:
         """Connect before the first message. Idempotent.
 
         Args:
-            source: A URL, or a channel or connection of the client. None (default): the router's `broker`.
+            source: A URL, or a channel or connection of the client. Not used if the router has a `broker`.
 
         Raises:
             ConfigurationError: the router has no broker, or is closed.
             SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: another header names the super stream's contexts or sets.
+            SuperStreamConflict: another header names the super stream's contexts or sets, or the sets have another
+                `idle_s`.
             BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: a server cannot be used.
         """
         self._core.open(source)
@@ -52,7 +53,7 @@ class Router(RouterBase[Options], Target, Closing):
         """Wait until every message published so far is known to be in order.
 
         Args:
-            timeout_s: Seconds for each name that has unchecked messages; None (default): the router's `timeout_s`.
+            timeout_s: Seconds for each context or set with unchecked messages. None (default): the option `timeout_s`.
 
         Raises:
             ContextMoving: a move did not end in time.
@@ -82,13 +83,13 @@ class Router(RouterBase[Options], Target, Closing):
         For a context, the call returns when the message is known to be in order.
 
         Args:
-            channel: A BlockingChannel of pika in confirm mode, intercepted or not. Messages without a context or set
-                may use any channel of pika.
+            channel: A pika BlockingChannel in confirm mode, intercepted or not. Messages without a context or set may
+                use any pika channel.
             body: The body.
             properties: The properties, whose headers name the context or set. They are not changed.
             routing_key: For messages without a context or set: a key for the balance rule, or "" (default).
-            mandatory: For messages without a context or set: whether the broker returns unroutable messages. It always
-                returns others. Default: True.
+            mandatory: For messages without a context or set: whether the broker returns them if they are unroutable.
+                Default: True. Messages with a context or set are always mandatory.
 
         Returns:
             The result of `basic_publish`.
@@ -100,9 +101,9 @@ class Router(RouterBase[Options], Target, Closing):
                 sent.
             PredecessorNotFound: the predecessor is unknown, or not recorded yet; nothing was sent.
             ContextMoving: a move did not end within `timeout_s`; nothing was sent; safe to repeat.
-            TooManyOpenSets: nothing was sent; safe to repeat.
-            DatabaseUnavailable, BrokerUnavailable: nothing was sent; safe to repeat.
-            SuperStreamNotFound, SuperStreamConflict: nothing was sent.
+            TooManyOpenSets: `open_sets_max` sets are open; nothing was sent; safe to repeat.
+            DatabaseUnavailable, BrokerUnavailable: a server does not answer; nothing was sent; safe to repeat.
+            SuperStreamNotFound, SuperStreamConflict: see `open`; nothing was sent.
             PublishOutcomeUnknown: the message may be in its context or set. `error.settle(timeout_s)` finds the
                 outcome, and adopts the message if a move overtook it. Until then, this router publishes nothing else of
                 that context or set.
@@ -120,14 +121,14 @@ class ContextRouter(ContextFlow, Router[ContextOptions]):
             router.publish(channel, body, BasicProperties(headers={"serialization_context": account}))
 
     When `publish` returns, the message is in its context's order, after all earlier messages. Every serial consumer
-    gets it there exactly once, wherever the context moves, even if this process was suspended during the call. While
+    gets it in that order, wherever the context moves, even if this process was suspended during the call. While
     messages are published, a thread refreshes the cached placements from the database. A refresh validates the messages
-    confirmed within 0.2 s of its start. Without a recent one, the router refreshes after the broker's confirm, which
-    costs a round trip to PostgreSQL.
+    confirmed within 0.2 s after its start. Without a recent refresh, the router refreshes after the broker's confirm,
+    which costs a round trip to PostgreSQL.
 
     On an intercepted channel, a router can replace the exchange: `channel.basic_publish(router, "", body, ...)`. The
     router publishes messages of one context one at a time. Threads with their own channels publish different contexts
-    at the same time. A message without the header goes to any partition, without the database.
+    at the same time. The balance rule places a message without the header; this needs no database.
 
     Args:
         super_stream: The super stream's name.
@@ -183,7 +184,10 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             asyncio.run_coroutine_threadsafe(self._settle_name(name), self._loop).result()
 
     async def open(self, source: Any = None) -> None:
-        """Connect before the first message; see `ContextRouter.open`. `source`: aio-pika's connection or channel."""
+        """Connect before the first message; see `ContextRouter.open`.
+
+        `source` is a URL, or an aio-pika connection or channel.
+        """
         if hasattr(source, "get_underlay_channel"):
             source = (await source.get_underlay_channel()).connection
         elif getattr(source, "transport", None) is not None:
@@ -228,7 +232,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     destination_async = Target.destination_async
 
     def exchange(self, channel: "AbstractChannel") -> TargetExchange:
-        """Bind the router to a channel: return an object with an exchange's method `publish(message, routing_key)`."""
+        """Return an object with an exchange's `publish(message, routing_key)`, which publishes to this router."""
         return TargetExchange(self, channel)
 
 
@@ -239,8 +243,7 @@ class AsyncContextRouter(ContextFlow, AsyncRouter[ContextOptions]):
             await router.publish(channel, Message(body, headers={"serialization_context": account}))
 
     Tasks publish at the same time; the router publishes messages of one context one at a time, in the order of the
-    calls. A refresh of the placement cache validates all
-    messages confirmed before it began; see `ContextRouter`. The arguments are those of `ContextRouter`.
+    calls. Arguments and guarantees are those of `ContextRouter`.
     """
 
 

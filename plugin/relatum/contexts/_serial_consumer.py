@@ -101,7 +101,8 @@ class SerialBatch(BatchBase):
         """Store that these messages are consumed.
 
         Raises:
-            PartitionLost: Another member took over the partition, and gets these messages; nothing was written.
+            PartitionLost: Another member took over the partition, this member reopened it, or the batch was given back.
+                Nothing was written; the messages are delivered again.
             DatabaseUnavailable: PostgreSQL does not answer. Call `acknowledge` again; otherwise the messages may be
                 delivered again.
             InvalidInput: The batch was acknowledged already.
@@ -111,13 +112,13 @@ class SerialBatch(BatchBase):
     def transaction(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction that acknowledges the batch when it commits: each message is consumed exactly once.
 
-        The rows you write through the connection and the position are committed together. If the block raises, all is
-        rolled back: consume the batch again, or give it back.
+        The rows you write through the connection and the position are committed together. If the block raises, both
+        are rolled back: consume the batch again, or give it back.
 
         Raises:
-            PartitionLost: Another member took over the partition; nothing was written.
-            DatabaseUnavailable: PostgreSQL does not answer; nothing was written. If the commit got no answer for ten
-                seconds, the outcome is unknown: the member then reopens the partition at its stored position.
+            PartitionLost: See `acknowledge`; nothing was written.
+            DatabaseUnavailable: PostgreSQL does not answer; nothing was written, unless the commit got no answer for
+                ten seconds: its outcome is then unknown, and the member reopens the partition at the stored position.
             ConfigurationError: The block ended the transaction itself.
             InvalidInput: The batch was acknowledged already.
         """
@@ -240,15 +241,15 @@ class SerialConsumer(ConsumerBase, Closing):
 
     Consumers with the same name, in any number of processes, are members that share the partitions; one member at a
     time reads a partition. PostgreSQL stores the positions. Contexts may move between partitions at any time: the
-    consumer holds back messages in the new partition until all earlier messages in the old one are consumed. Contexts
-    that do not move never wait.
+    consumer holds back a moved context's messages in the new partition until those in the old one are consumed.
+    Contexts that do not move never wait.
 
     A context manager: entering starts the consumer, leaving closes it. Thread-safe; threads can process batches of
     different partitions at the same time.
 
     Args:
         super_stream: The super stream's name.
-        name: The consumer's name. Each name consumes every message.
+        name: The consumer's name. Consumers with different names each get every message.
         options: The `SerialOptions`. Default: their defaults.
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which the caller closes.
@@ -263,15 +264,16 @@ class SerialConsumer(ConsumerBase, Closing):
         return self
 
     def start(self) -> None:
-        """Join the members of this name and start to read.
+        """Join as a member of the consumer with this name, and start to read.
 
         Raises:
             SuperStreamNotFound: The super stream does not exist.
             SuperStreamConflict: Another header names the super stream's contexts.
             DatabaseUnavailable: PostgreSQL does not answer.
             SchemaMissing: The database has no schema; run `relatum migrate`.
-            BrokerUnavailable: The broker does not answer. A new name needs it to find its start positions.
-            ConfigurationError: The consumer was started before.
+            BrokerUnavailable: The broker does not answer. It is needed if the super stream is new to the database, or
+                the name is new and starts at "next".
+            ConfigurationError: The consumer was started or closed before.
         """
         self._check_startable()
         self._member.start()
@@ -301,7 +303,7 @@ class SerialConsumer(ConsumerBase, Closing):
             timeout_s: Seconds to wait. None (default) waits forever, 0 does not wait.
 
         Raises:
-            TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer, which keeps retrying. Mend
+            TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer, which keeps retrying. Fix
                 the cause, then call again.
         """
         until, member = self._deadline(timeout_s), self._member
@@ -324,7 +326,7 @@ class SerialConsumer(ConsumerBase, Closing):
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
         """Iterate over batches; acknowledge each of them.
 
-        A partition delivers its next batch after the last one is acknowledged. Other partitions do not wait for it.
+        A partition delivers its next batch after the previous one is acknowledged. Other partitions do not wait.
 
         Args:
             timeout_s: Stop after this many seconds without a batch. None (default): stop when the consumer is closed.
@@ -354,7 +356,7 @@ class SerialConsumer(ConsumerBase, Closing):
         return self.messages()
 
     def run(self, handler: Callable[[SerialBatch], object], stop: threading.Event | None = None) -> None:
-        """Call a function with one batch after the other, and acknowledge each batch after the call.
+        """Call a function with each batch in turn, and acknowledge each batch after the call.
 
         Args:
             handler: Called with each batch; it may use `batch.transaction()`. If it raises, the batch is given back

@@ -41,7 +41,7 @@ class HoldStatus:
         source: The partition that the contexts left.
         fence_offset: The offset in `source` that must be consumed first.
         held: The number of held messages, as last stored.
-        seconds: The age of the hold.
+        seconds: The age of the hold, in seconds.
         is_over: Whether `source` is consumed that far: delivery resumes when a member reads this partition.
     """
 
@@ -121,7 +121,7 @@ def consumers(super_stream: str, *, broker: str | Broker, database: AnyDatabase)
         database: PostgreSQL's URL, or a `Database`.
 
     Raises:
-        DatabaseUnavailable, BrokerUnavailable: the server does not answer.
+        DatabaseUnavailable, BrokerUnavailable: a server does not answer.
     """
     checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker)
@@ -164,11 +164,15 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
             connection.execute(LOCK_CONSUMER, of_consumer)
             holder = connection.scalar(MEMBERS_UP, of_consumer)
             if holder is not None:
-                raise Conflict(f"{name!r} cannot be forgotten while its member {holder} is up: close it first")
+                raise Conflict(
+                    f"consumer {name!r} cannot be forgotten while its member {holder} runs: close the member first"
+                )
             return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
     if ids:
         others = ", ".join(map(repr, ids))
-        raise NotFound(f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}; use that of {others}")
+        raise NotFound(
+            f"virtual host {vhost!r} has no consumer {name!r} of {super_stream!r}: pass vhost=; it is in {others}"
+        )
     return False
 
 

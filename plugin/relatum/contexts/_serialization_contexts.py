@@ -129,7 +129,7 @@ class SerializationContexts(Closing):
         """Return the assignment of a context.
 
         Raises:
-            PlacementNotFound: no message of the context has been published yet.
+            PlacementNotFound: no message of the context was published yet, and the context was not assigned.
         """
         check_name(context, "context")
         return Assignment.of(self._find([context])[context])
@@ -185,7 +185,7 @@ class SerializationContexts(Closing):
             PlacementNotFound: a context has no placement; nothing was moved.
             StreamNotFound: the super stream has no such partition; nothing was moved.
             SuperStreamConflict: the target partition is retired.
-            MoveConflict: a context is part of another move. Contexts named before it may have moved.
+            MoveConflict: a context is part of another move. Other contexts of the call may have moved.
             RelatumError: a move stopped. `resume` or `abort` it; the field `move_id` has its number. Moves that ran at
                 the same time were completed; the remaining moves did not begin.
         """
@@ -298,7 +298,7 @@ class SerializationContexts(Closing):
             binding_keys: The partitions' binding keys; they replace `count`. None (default): the next numbers.
 
         Raises:
-            SuperStreamConflict: a partition with a binding key exists or was retired; the ones before it were added.
+            SuperStreamConflict: a partition with one of the keys exists or was retired; those before it were added.
         """
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:

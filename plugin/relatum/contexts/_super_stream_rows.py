@@ -141,7 +141,7 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        vhost: Their virtual host. Default: "/".
+        vhost: The super streams' virtual host. Default: "/".
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer.
@@ -229,7 +229,7 @@ def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: La
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
     """Return the binding key of a new partition: the given key, or the next number. Refuses keys of retired partitions.
 
-    None if no partition was retired: `add_partition` then takes the next number from the broker's layout.
+    Without a given key, None if no partition was retired: `add_partition` takes the number from the broker's layout.
     """
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:
@@ -256,7 +256,7 @@ def retire(store: "MoveStore", stream: str) -> None:
         rows = execute(PARTITIONS).all()
         row = next((row for row in rows if row.stream == stream), None)
         if row is None:
-            raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
+            raise StreamNotFound(f"{stream!r} is not a partition of {store.super_stream!r}", stream=stream)
         if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
             raise PartitionInUse(
                 f"{stream!r} is the last active partition: add one first", stream=stream, reason="it is the last one"
@@ -266,7 +266,8 @@ def retire(store: "MoveStore", stream: str) -> None:
         move_id = execute(MOVES_OF, partition_id=row.partition_id).scalar()
         if move_id is not None:
             reason = f"move {move_id} has not ended"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
+            why = f"{stream!r} cannot be retired: {reason}; resume or abort it"
+            raise PartitionInUse(why, stream=stream, reason=reason)
         context = execute(PLACED_IN, partition_id=row.partition_id).scalar()
         if context is not None:
             reason = f"it has the placement of {context!r}, and perhaps others"
@@ -296,11 +297,13 @@ def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: 
         if time.monotonic() >= give_up_at:
             name, stream = found[0]
             reason = (
-                f"consumer {name!r} holds back messages because of a move from or to it"
+                f"consumer {name!r} holds back messages because of a move from or to {retired!r}"
                 if stream is None
                 else f"consumer {name!r} has not consumed all of {stream!r}"
             )
             raise PartitionInUse(
-                f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
+                f"{retired!r} is retired, but was not deleted: {reason}; retire it again later",
+                stream=retired,
+                reason=reason,
             )
         time.sleep(_POLL_S)

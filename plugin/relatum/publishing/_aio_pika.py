@@ -149,7 +149,7 @@ def intercept(connection: Any, interception: Interception) -> None:
 
 
 def may_wait(_connection: Any) -> bool:
-    """Return whether the connection's thread may wait for a server. Never: it runs an event loop."""
+    """Return whether the connection's thread may wait for a server: False, because the thread runs an event loop."""
     return False
 
 

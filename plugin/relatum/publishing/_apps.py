@@ -38,7 +38,7 @@ class ProcessInterceptions:
     """The interceptions of an app or a broker object, one for each process that publishes.
 
     `lock` protects counts and intercepted connections: an app's threads publish concurrently. `nodes` are pika
-    parameters of the cluster's nodes, for connections that have only those of their own node.
+    parameters of the cluster's nodes: a connection has only those of its own node.
     """
 
     def __init__(self, options: Options, client: str) -> None:
@@ -65,7 +65,7 @@ class ProcessInterceptions:
         return PublisherCounts() if self._interception is None else self._interception.counts
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """Return this process's interception; the first call creates it. None once released."""
+        """Return this process's interception, which the first call creates; None after `release`."""
         with self._creation_lock:
             if self.active and self._interception is None:
                 address = address_of(self.options.broker or connection, self.nodes)

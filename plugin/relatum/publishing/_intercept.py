@@ -61,13 +61,13 @@ def intercept(
 
     A message without a `message_id` gets a UUIDv7, which carries the message's time. A message with an id of its own,
     or one published for a receipt, gets the header `relatum_time` (microseconds since 1970, UTC), unless it has the
-    property `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. All
-    channels are intercepted, including open ones.
+    property `timestamp`. Key values are checked, except those at paths in bodies. Bodies and the caller's properties
+    and headers do not change. All channels are intercepted, including open ones.
 
-    An error after sending has both the client's class and a Relatum class: `PublishUnroutable`, `PublishNacked`,
-    `PublishRejected` or `PublishOutcomeUnknown`. For the last, `error.settle(timeout_s)` reads the streams to find the
-    outcome (await it if you awaited the publish). Before sending, Relatum raises its own errors for keys,
-    groups and headers; all others are the client's.
+    Except with Celery, an error after sending has both the client's class and a Relatum class: `PublishUnroutable`,
+    `PublishNacked`, `PublishRejected` or `PublishOutcomeUnknown`. For the last, `error.settle(timeout_s)` reads the
+    streams to find the outcome (await it if you awaited the publish). Before sending, Relatum raises its own errors for
+    keys, groups and headers; all others are the client's.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika
@@ -79,23 +79,23 @@ def intercept(
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
             if several processes publish to a stream, one records it. `"external"`: `relatum record` records them.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
-            `"skip"`: the message is published unchanged; the value is counted and not recorded.
+            `"skip"`: the message is published anyway; the value is counted and not recorded.
         streams: Streams that the embedded recorder records even before the first message to them. Receipts and `settle`
             search them in addition to the streams bound to an exchange. Name streams that are bound through other
-            exchanges: Relatum cannot find them.
+            exchanges: Relatum cannot find those.
         broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login are used. None (default):
             the connection's broker, TLS and login; for Celery and dramatiq also their other URLs.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; after that the outcome
-            is unknown. None (default): until the lost connection is detected, after about two heartbeats.
-        copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, such as tasks.
-            If it does not exist, it is declared as for a tap: 5 GB and 7 days.
+            is unknown. None (default): until a lost connection is detected, after about two heartbeats.
+        copy_to: Celery and dramatiq: a stream that gets a copy of each non-mandatory message to the default exchange,
+            such as a task. A missing stream is declared like a tap's: 5 GB and 7 days.
 
     Returns:
         The connection itself. A second call with the same options changes nothing.
 
     Raises:
-        ConfigurationError: the connection is of another kind, or is intercepted already with other options.
-        UsedAfterFork: the connection of pika or aio-pika was intercepted in another process.
+        ConfigurationError: an argument is invalid, or the connection is intercepted already with other options.
+        UsedAfterFork: the pika or aio-pika connection was intercepted in another process.
         InvalidKeyDefinition: one of `keys` is invalid, or the database has too many keys.
         KeyDefinitionConflict: the database defines one of `keys` differently. If the database has not answered yet (it
             is unavailable, or the call runs in an event loop), later publishes raise the error and send nothing; with
@@ -143,7 +143,7 @@ def intercept(
 def release(connection: _Connection) -> _Connection:
     """Undo `intercept` and return the connection. Later wrappers of other libraries stay, and pass calls through.
 
-    Releasing the last connection that uses the embedded recorder closes it, once it has recorded the published
+    Releasing the last connection that uses an embedded recorder closes the recorder, which first records the published
     messages. The call takes at most two seconds, even if no server answers. Unrecorded messages are logged as a warning
     and counted in `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
     `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted does not change.

@@ -72,11 +72,11 @@ class PublisherStatistics:
     published: Annotated[int, Counter("relatum_publisher_published_total", "Messages sent")]
     errors: Annotated[
         Mapping[str, int],
-        Counter("relatum_publisher_errors_total", "Messages sent whose publish failed", by="reason"),
+        Counter("relatum_publisher_errors_total", "Sent messages whose publish failed", by="reason"),
     ]
     skipped: Annotated[
         Mapping[str, int],
-        Counter("relatum_publisher_skipped_values_total", "Values published that will not be recorded", by="reason"),
+        Counter("relatum_publisher_skipped_values_total", "Published values that will not be recorded", by="reason"),
     ]
     receipt_s: Annotated[
         Observed,

@@ -67,7 +67,7 @@ class Destinations:
     """The streams that may contain a message.
 
     If `is_exact`, a message that the broker accepted is in each of these streams and in no other. Otherwise it may be
-    in some of these streams or in others: the broker offers no safe query for the routes of any exchange, and exchanges
+    in some of these streams or in others: the broker has no safe query for all routes of an exchange, and exchanges
     may be bound to exchanges. Absence from these streams then proves nothing.
     """
 
@@ -148,7 +148,7 @@ class PlaceSearch:
     def has_all(self) -> bool:
         """Whether all places are known.
 
-        If the streams are known exactly, each must have a place. Otherwise one stream must have a place, and every
+        If the streams are known exactly, a place in each must be known. Otherwise one place must be known, and every
         other stream must be recorded up to the end that it had after the confirm.
         """
         if self.where.is_exact:
@@ -257,7 +257,7 @@ class Locator:
 
     @contextmanager
     def reader(self) -> Iterator[StreamReader]:
-        """Return the reader that all searches of this connection share.
+        """Provide the reader that all searches of this connection share.
 
         One reader per unsettled message would flood a restarted broker with connections.
         """
@@ -268,7 +268,7 @@ class Locator:
         try:
             yield self._reader.get()
         except UsedAfterClose as error:
-            raise ConnectionLost("the connection was released during the search: search again") from error
+            raise ConnectionLost("the connection was released during the search") from error
 
     # --- the table: which streams contain the message --------------------------------------------------------------
 

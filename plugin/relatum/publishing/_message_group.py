@@ -98,7 +98,7 @@ class Numbering:
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next message."""
+        """The number of the next message; the group's last message gets a number above all others."""
         return self._gaps[0][0] if self._gaps else self._next_free
 
     @property
@@ -122,7 +122,8 @@ class Numbering:
         return tuple(joined)
 
     def _incomplete(self) -> IncompleteGroup:
-        missing = "its last message" if self.last_sequence is None else f"the messages {self._missing}"
+        numbers = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in self._missing)
+        missing = "its last message" if self.last_sequence is None else f"messages {numbers}"
         return IncompleteGroup(
             f"group {self.group_id} ended without {missing}: resume it from its position, and put what is missing",
             group_id=self.group_id,
@@ -160,8 +161,8 @@ class _Group(Numbering):
                 would be used twice. Default: False.
 
         Raises:
-            InvalidGroup: the position is of another group although this group already has messages, is of other
-                streams, or is not proven.
+            InvalidGroup: the position does not cover the group's stream, is not proven, or is another group's although
+                this group already has messages.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if not isinstance(position, GroupPosition):
@@ -202,10 +203,10 @@ class MessageGroup(_Group):
             group.put(b"second", last=True)
 
     Each message gets the headers `group_id`, `group_sequence` and `group_last`, which replace the caller's.
-    Bodies, other headers and other properties are as for `basic_publish`. Use the group on the connection's thread.
+    Bodies, properties and other headers are as for `basic_publish`. Use the group on the connection's thread.
 
-    Leaving the block without a last message raises `IncompleteGroup`, unless nothing was put. If the block raises an
-    exception, that exception stays the error, and the group can be continued with `resume` or `start`.
+    Leaving the block without a last message raises `IncompleteGroup`, unless nothing was put. If the block raises
+    another exception, that one propagates, and you can continue the group with `resume` or `start`.
 
     Args:
         channel: A channel of an intercepted pika connection, blocking or not. With confirms on a blocking channel, a
@@ -253,7 +254,7 @@ class MessageGroup(_Group):
             last: Whether the group ends with this message. Default: False.
             exchange: The message's exchange. None (default): the group's exchange.
             routing_key: The message's routing key. None (default): the group's routing key.
-            mandatory: True (default): with confirms, a message that no queue takes raises `PublishUnroutable`. False:
+            mandatory: True (default): with confirms, a message routed to no queue raises `PublishUnroutable`. False:
                 the broker drops such a message, and the group keeps a gap.
             kwargs: Further arguments of the client's own `basic_publish`.
 
@@ -264,8 +265,9 @@ class MessageGroup(_Group):
             InvalidGroup: the group has its last message, its block has ended, or it would have over 999,999,999
                 messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
-            PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
-                routes to several streams, a message refused by one may be in another: its number is then used twice.
+            PublishUnroutable, PublishNacked, PublishRejected: the message is in no stream; its number is used again. If
+                an exchange routes to several streams, one may have a message that another refused: then two messages
+                have the number.
             PublishOutcomeUnknown: the message may be in the stream, and its number stays taken. Settle it, or `resume`.
         """
         exchange = self._target[0] if exchange is None else exchange
@@ -361,7 +363,8 @@ class AsyncMessageGroup(_Group):
             # aio-pika's publish returns an unroutable message, unless `on_return_raises` is set.
             self._give_back(place)
             raise PublishUnroutable(
-                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound for it"
+                f"message {place.sequence} of group {place.group_id} was returned: no queue is bound for it; bind one, "
+                "then put the message again"
             )
         return result
 

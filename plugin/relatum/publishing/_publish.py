@@ -54,11 +54,11 @@ def publish(
     Args:
         channel: A channel of an intercepted pika connection.
         exchange: The exchange; "" is the default exchange, which routes to the queue named by the routing key. Or a
-            `SuperStream`, which chooses the partition.
+            `SuperStream`, which chooses the partition; for its errors, see `Target.publish`.
         routing_key: The routing key.
         body: The body; not changed.
         properties: As for `basic_publish`; not changed. None (default): no properties.
-        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`. False: the broker drops and
+        mandatory: True (default): a message routed to no queue raises `PublishUnroutable`. False: the broker drops and
             confirms such a message.
         kwargs: Further arguments of the client's `basic_publish`.
 
@@ -68,10 +68,10 @@ def publish(
     Raises:
         ConfigurationError: the connection is not intercepted, or has no database; nothing was sent.
         InvalidInput: the body is neither bytes nor text; nothing was sent.
-        InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        InvalidRelationshipKey, InvalidGroup, HeadersRefused: a key's value or a header is invalid; nothing was sent.
         KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently; nothing was sent.
-        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`. On a blocking connection this call
-            raises them, on a callback connection the receipt does.
+        PublishUnroutable, PublishNacked, PublishRejected, PublishOutcomeUnknown: see `Receipt.wait`. This call raises
+            them on a blocking connection; on a callback connection, the receipt does.
     """
     publisher = publisher_of(channel)
     interception = publisher.interception
@@ -112,7 +112,7 @@ async def publish_async(
             `SuperStream.exchange(channel)`.
         message: The client's message; not changed.
         routing_key: The routing key.
-        mandatory: True (default): a message that no queue takes raises `PublishUnroutable`, regardless of the channel's
+        mandatory: True (default): a message routed to no queue raises `PublishUnroutable`, regardless of the channel's
             `on_return_raises`. False: the broker drops and confirms such a message.
         kwargs: Further arguments of the client's method, such as `timeout`.
 
@@ -122,7 +122,7 @@ async def publish_async(
     Raises:
         ConfigurationError: as for `publish`, or the channel was opened with `publisher_confirms=False`; nothing was
             sent.
-        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
+        RelatumError: the other errors of `publish`. After `PublishOutcomeUnknown`, `await error.settle()`.
     """
     if isinstance(target, TargetExchange):
         channel = target.channel
@@ -138,7 +138,8 @@ async def publish_async(
     sent = SentMessage.of(exchange.name, routing_key, copied.message_id, copied.headers, message.body)
     receipt = AsyncReceipt(sent, interception.locator)
     if was_returned(await exchange.publish(copied, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound for it")
+        why = f"message {sent.message_id} was returned: no queue is bound for it; bind one, then publish it again"
+        raise PublishUnroutable(why)
     return receipt
 
 
@@ -223,7 +224,9 @@ class _Confirms:
                 receipt._set_answer(None)
             else:
                 routed = None if receipt._sent.exchange else False
-                self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+                hint = "publish it again" if routed is False else "another queue may have accepted it"
+                why = f"the broker refused message {receipt.message_id}: {hint}"
+                self._fail(receipt, PublishNacked(why, in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
         """Fail the receipt of a returned message, found by the receipt's name or the id. The broker's ack follows."""
@@ -250,7 +253,7 @@ class _Confirms:
                 error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}")
             else:
                 error = PublishOutcomeUnknown(
-                    f"the channel closed before the broker confirmed message {receipt.message_id}, so settle it: "
+                    f"the channel closed before message {receipt.message_id} was confirmed, so settle the message: "
                     f"{reason!r}",
                     settle=receipt.settle,
                 )

@@ -271,7 +271,8 @@ class _Settlement:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            raise ConfigurationError(f"cannot search for message {name}: {failure}") from failure
+            why = f"cannot search for message {name}: {failure}; name its streams in settle(streams=…)"
+            raise ConfigurationError(why) from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
@@ -333,15 +334,15 @@ class _StreamSearch:
     def _reason_unproven(self, reader: StreamReader, bounds: StreamBounds) -> str:
         """Return why the stream may contain the message that was not found; "": it does not contain the message."""
         if not bounds.is_sure:
-            return "the stream's leader did not report its end, so the stream may have the message"
+            return f"the leader of {self._stream!r} did not report the stream's end; settle the message again"
         if bounds.last is None:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:
-            return "the stream was not read to its end"
+            return f"the stream {self._stream!r} was not read to its end; settle the message again"
         if bounds.first and self._begin is not None:
             first_ms = _chunk_ms(reader, self._stream, "first")
             if first_ms is None or first_ms > self._begin.timestamp() * 1000:
-                return "retention has dropped messages of that time"
+                return f"retention has dropped messages of that time from {self._stream!r}, which may have had it"
         return ""
 
 

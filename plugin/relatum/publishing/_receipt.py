@@ -111,21 +111,23 @@ class Receipt(_PublishedMessage):
         A blocking connection processes no heartbeats during the wait: the broker may close it during a long wait.
 
         Args:
-            timeout_s: Seconds to wait in all, at most one more if a server does not answer. Default: 10.
+            timeout_s: Seconds to wait in all. Default: 10. If a server does not answer, at most one second is added.
 
         Returns:
             One message id for each stream that the exchange routed the message to, ordered by the stream's name. A
             queue that is not a stream gives no id; a warning is logged. For exchanges other than the default and those
             of super streams, the wait ends when the message is recorded in one stream, and each other stream that is
             bound to the exchange or named in `intercept` has the message or is recorded beyond it. Name streams that
-            are bound through other exchanges. If no stream is known (no stream protocol), or more than 32 are, the
-            result is the places recorded with the first place, and `streams` is None.
+            are bound through other exchanges. If no stream is known (without the stream protocol), or more than 32
+            are, the wait ends when the message is recorded in one stream.
 
         Raises:
             PublishUnroutable: no queue is bound for the message; `in_stream` is False. Safe to publish again.
             PublishNacked: the broker refused the message; `in_stream` is False, or None if one of several queues may
                 have accepted it.
-            PublishOutcomeUnknown: no answer in time, or before the connection ended; `in_stream` is None. Settle it.
+            PublishRejected: the broker refused the publish and closed the channel; `in_stream` is False.
+            PublishOutcomeUnknown: the broker did not answer in time, or before the connection ended; `in_stream` is
+                None. Call `settle`.
             NotRecordedInTime: the message is confirmed, but was not recorded in time; `in_stream` is True (None if the
                 message may be only in queues), `found` has the places known so far. Wait again.
             ConfigurationError: the call was made on the thread of a callback connection, which would wait for itself.
@@ -146,14 +148,14 @@ class Receipt(_PublishedMessage):
 
         Args:
             timeout_s: Seconds to wait in all, even while PostgreSQL is unavailable. Default: 10.
-            collector: The name of a collector; None (default): all collectors. If several collectors, or one from
-                several streams, have collected the message so far, all of them must have finished.
+            collector: The name of a collector; None (default): all collectors. If the message has been collected
+                more than once, by several collectors or from several streams, all copies must be finished.
 
         Returns:
             The message's outcome: succeeded, failed or dead.
 
         Raises:
-            PublishUnroutable, PublishNacked, PublishOutcomeUnknown: as for `wait`.
+            PublishUnroutable, PublishNacked, PublishRejected, PublishOutcomeUnknown: as for `wait`.
             NotFinishedInTime: the outcome was not final in time; the field `outcome` has the current state, "unknown"
                 if no collector has collected the message. Wait again.
             NotFound: no collector of that name appeared in time.
@@ -169,7 +171,7 @@ class Receipt(_PublishedMessage):
         """Find the message by reading its streams. Needs neither the database nor the broker's answer.
 
         Args:
-            timeout_s: Seconds to search. None (default): at least 10, and until absence would be proven.
+            timeout_s: Seconds to search. None (default): at least 10, and enough to prove absence if possible.
             streams: The streams to search. Default: those that exchange and routing key route to.
 
         Returns:
@@ -178,6 +180,7 @@ class Receipt(_PublishedMessage):
         Raises:
             PublishRejected: no stream has the message, and it can no longer arrive: safe to publish again.
             PublishOutcomeUnknown: the message was not found in time, and may still arrive.
+            BrokerUnavailable, NotFound, AccessRefused: a stream cannot be read; the outcome stays unknown.
             ConfigurationError: the streams are unknown: pass them as `streams`.
         """
         return Unsettled(self._sent, self._locator, self._final_at).settle(timeout_s, streams=streams)

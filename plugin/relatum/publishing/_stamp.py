@@ -60,7 +60,7 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """The headers to send, the caller's first (None: no headers), and the property `message_id`."""
+    """The headers to send (None: no headers), where the caller's come first, and the property `message_id`."""
 
     headers: dict[str, Any] | None
     message_id: str
@@ -270,7 +270,7 @@ _VALUE_BYTES: Final = 9
 
 
 def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
-    """Raise `HeadersRefused` for too many, too deep or too large headers. The size is at most a few bytes too high."""
+    """Raise `HeadersRefused` for too many, too deep or too large headers. May overestimate the size by a few bytes."""
     # Depth and count are checked during the traversal: a table may contain itself.
     size = 4
     count = 0
@@ -278,10 +278,10 @@ def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
     while stack:
         container, depth = stack.pop()
         if depth > HEADERS_DEPTH_MAX:
-            _refuse("too_deep", f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+            _refuse("too_deep", f"the headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
         count += len(container)
         if count > HEADERS_MAX:
-            _refuse("too_many", f"there are more than {HEADERS_MAX} header values, nested ones counted")
+            _refuse("too_many", f"the message has more than {HEADERS_MAX} header values, including nested ones")
         is_table = type(container) is dict or isinstance(container, Mapping)
         for name, value in container.items() if is_table else zip(repeat(""), container):
             size += 1 + _text_bytes(name)
@@ -294,7 +294,7 @@ def check_headers(headers: Mapping[str, Any], bytes_max: int) -> None:
                 size += 5
                 stack.append((value, depth + 1))
     if size > bytes_max:
-        _refuse("too_large", f"headers take {size} bytes; this connection may send {bytes_max}")
+        _refuse("too_large", f"the headers take {size} bytes, and the limit is {bytes_max}")
 
 
 def _text_bytes(value: Any) -> int:
@@ -314,7 +314,7 @@ def _refuse(reason: str, what: str) -> NoReturn:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Whether to copy a message to `stream`. Not if it is mandatory: the broker would count the copy as a delivery."""
+    """Return whether to copy a message to `stream`; False for mandatory ones: a copy would count as a delivery."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 

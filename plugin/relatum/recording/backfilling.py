@@ -29,7 +29,7 @@ from relatum.store.members import RECORDERS, holders_of
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """The progress of a back-fill: it has reached `at_offset` of [from_offset, to_offset). Counts are totals so far."""
+    """A back-fill has reached `at_offset` in the part [from_offset, to_offset). Counts include all earlier parts."""
 
     stream: str
     at_offset: int
@@ -63,20 +63,20 @@ def backfill(
 ) -> BackfillReport:
     """Record a stream's retained messages for all keys that lack them. Safe to repeat, and to run during recording.
 
-    A running recorder records the offsets after the tail. If no recorder runs and `keys` is None, the back-fill
-    records up to the stream's end.
+    A running recorder records new messages. If no recorder runs and `keys` is None, the back-fill continues to the
+    stream's end as of the call.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         stream: The stream. For a super stream, call `backfill` for each partition.
         keys: Names of defined keys. None (default): all keys in force, and the time unless it is switched off.
-        super_stream: The super stream of which the stream is a partition, so that lookups by its name include it.
+        super_stream: The super stream that the stream is a partition of. Lookups by its name then search the stream.
         progress: Called after each transaction.
         stop: Set this event to end the back-fill after the current transaction. The report counts its work until then.
 
     Raises:
-        KeyNotDefined: no key with a name in `keys` is in force.
+        KeyNotDefined: a name in `keys` is not that of a defined key; nothing was written.
         StreamNotFound: the broker has no such stream.
         AnotherBroker: the stream was recorded from another broker; nothing was written.
         CoverageConflict: the stream was declared again or lost its tail, or other processes keep changing its coverage.
@@ -148,7 +148,7 @@ def plan_backfill(
         names = {definition.name for definition in definitions}
         for key in keys or ():
             if key not in names:
-                raise KeyNotDefined(f"no key {key!r} is defined", key=key)
+                raise KeyNotDefined(f"no key {key!r} is defined: `relatum keys add` defines one", key=key)
         wanted = {each.key_id for each in definitions if keys is None or each.name in keys}
         stream = ensure_stream(connection, vhost, name, super_stream)
         rows = coverage_of(connection, [stream.stream_id])

@@ -56,7 +56,7 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """Return the blocks of consecutive messages, and the greatest time so far. `high_us` is the one before them."""
+    """Return the blocks of consecutive messages, and the greatest time so far; `high_us` is that before them."""
     if len(times) == 1:
         # Common: most streams of a large commit have one message.
         (at,) = times
@@ -188,7 +188,7 @@ def _lines_of(rows: list[_Row]) -> str:
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
-    """Split a batch into runs: each with None if it can be recorded, or with the reason why it cannot be unpacked here.
+    """Split a batch into runs, each with None, or with the reason why its records cannot be unpacked here.
 
     A corrupt record is recorded as a message without keys, because no installation can unpack it.
     """

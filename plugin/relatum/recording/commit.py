@@ -34,7 +34,7 @@ logger = logging.getLogger("relatum.recorder")
 
 
 def add_links(batch: Batch, part: RecordBatch) -> None:
-    """Link a batch to the publishers' spans of its first messages. `part` is the last that was added."""
+    """Link a batch to the publishers' spans of its first messages. `part` was added last."""
     left = LINKS_MAX - (batch.messages - len(part.offsets))
     if left > 0:
         batch.links += otel.links_of(_messages_of(part), left)

@@ -35,7 +35,7 @@ class Difference:
     `kind` is one of:
 
     - `missing`: a message's value has no row;
-    - `unsound`: a row has no message, a value that its message lacks, or a key id without a definition;
+    - `unsound`: a row has no message, a value or time that its message lacks, or a key id without a definition;
     - `duplicate`: a row exists more than once, or two blocks of the time index include the same message;
     - `time_missing`: no block of the time index includes the message;
     - `time_wrong`: a block's ends differ from those of its messages;
@@ -63,10 +63,10 @@ def end_of(difference: Difference) -> int:
 class StreamVerified:
     """The comparison of one stream, and its differences.
 
-    `windows` of `windows_total` were compared; `damaged` holds the ranges of offsets with all differences found, listed
-    or not. `unproven` says which parts could not be compared, and why. `is_recorded` is False if the database does not
-    have the stream: nothing was compared. `stream_id` identifies the stream's generation; `super_stream` is the super
-    stream by whose name the caller selected the stream.
+    `windows` of `windows_total` windows were compared; `damaged` holds the offsets of those with differences, listed
+    or not. `unproven` says which parts could not be compared, and why. `is_recorded` is False if the table has nothing
+    of the stream, so nothing was compared. `stream_id` identifies the stream's generation. `super_stream` is the
+    partition's super stream, unless the caller named the partition itself.
     """
 
     stream: str
@@ -85,7 +85,7 @@ class StreamVerified:
     super_stream: str | None = None
 
     def add(self, difference: Difference) -> None:
-        """Count a difference, and list it while there is room."""
+        """Count a difference, and list it if it is one of the first 1,000."""
         self.difference_count += 1
         if len(self.differences) < DIFFERENCES_MAX:
             self.differences.append(difference)
@@ -173,7 +173,7 @@ class Stored:
         return any(row.from_offset <= offset < row.to_offset and row.holds(key_id) for row in self._covering)
 
     def proves(self, offset: int, key_id: int) -> bool:
-        """Return whether a missing row proves a missing value; False if the message was recorded over AMQP 0.9.1."""
+        """Return whether each value of the key must have a row; False if the offset was recorded over AMQP 0.9.1."""
         return any(row.from_offset <= offset < row.to_offset and row.proves(key_id) for row in self._covering)
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
@@ -287,7 +287,7 @@ def _is_exact(block: Block, pairs: Sequence[tuple[int, int]], first_retained: in
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Yield differences for ranges that contradict the stream's ends; an end of None is not compared.
+    """Yield differences for an invalid tail, and for ranges that contradict the stream's ends, if these are known.
 
     Overlapping ranges are valid: no lookup depends on disjoint ranges, and other comparisons detect duplicate rows.
     """

@@ -260,9 +260,10 @@ class EmbeddedRecorder:
         return self._group.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Record from now on the streams that a message with this destination may reach. Cheap if it is known.
+        """Record from now on the streams that a message with this destination may reach. Cheap for a known one.
 
-        For exchange "", this is the stream named by the routing key; for others, all streams bound to the exchange.
+        For exchange "", this is the stream named by the routing key; for others, all streams bound to the exchange, if
+        they are at most 100 or the partitions of a super stream.
         Streams behind further exchanges or an alternate exchange are not found: watch each of them by name, with
         exchange "". Invalid names are ignored.
         """
@@ -283,7 +284,10 @@ class EmbeddedRecorder:
             each.poll_soon()
 
     def left(self) -> dict[str, int | None]:
-        """Return the number of unrecorded messages by stream; None if unknown. Queries no server."""
+        """Return the number of unrecorded messages by stream; None if unknown. Queries no server.
+
+        Includes exchanges and streams that the broker was not queried for yet, with None.
+        """
         with self._changed:
             new = [subject.name for subject in self._watched.new]
         return dict.fromkeys(new) | self._group.left()

@@ -72,7 +72,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
-            f"stream {stream!r} is not the one that was recorded: run `relatum record` first", stream=stream
+            f"stream {stream!r} is not the one that was recorded: run `relatum record {stream}` first", stream=stream
         )
 
 
@@ -106,7 +106,7 @@ class Filler:
         """Offsets that retention dropped before they were filled."""
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, except for parts that other processes fill; return whether this one covered anything."""
+        """Record a segment, except for parts that other processes record; return whether this process covered any."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
@@ -175,12 +175,15 @@ class Filler:
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if key_definitions(connection) != self._definitions:
-                raise CoverageConflict("the definitions of keys changed during the read", stream=stream.name)
+                text = f"key definitions changed while stream {stream.name!r} was read; nothing was written: retry"
+                raise CoverageConflict(text, stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
             first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             if taken != part or first is None or first > part[0] or not is_behind:
-                raise CoverageConflict("retention or another recorder changed the part", stream=stream.name)
+                offsets = f"offsets {part[0]} to {part[1] - 1} of stream {stream.name!r}"
+                text = f"retention or another process changed {offsets}; nothing was written: retry"
+                raise CoverageConflict(text, stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
             join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
@@ -192,7 +195,7 @@ class Filler:
         return Segment(*part, key_ids | ({TIME} if self._stream.record_time else set()))
 
     def fill(self, part: Range) -> bool:
-        """Fill some offsets for all keys in force and the time; return whether this process covered anything."""
+        """Record some offsets for all keys in force and the time; return whether this process covered anything."""
         segment = self._all_keys(part)
         return bool(segment.key_ids) and self.complete(segment)
 
@@ -256,7 +259,8 @@ class Filler:
             if self._stop.is_set():
                 return
             if silent_s >= SILENCE_S:
-                raise ReadTimeout(f"the stream {self._stream.name!r} delivered nothing for {seconds_text(SILENCE_S)}")
+                silence = seconds_text(SILENCE_S)
+                raise ReadTimeout(f"the stream {self._stream.name!r} delivered nothing for {silence}; retry later")
 
     def _check_end(self, part: Segment) -> None:
         """Raise unless this node's copy of the stream reaches the part's end."""
@@ -317,11 +321,13 @@ class Filler:
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)
         if unrecorded(covering, (part.from_offset, part.to_offset), part.key_ids) != [part]:
-            raise CoverageConflict("another back-fill covered some of the offsets", stream=self._stream.name)
+            text = f"another process recorded some offsets of stream {self._stream.name!r} first; retry"
+            raise CoverageConflict(text, stream=self._stream.name)
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
             # The stream now has other messages than those that were read.
-            raise CoverageConflict("the stream lost its tail", stream=self._stream.name)
+            text = f"the stream {self._stream.name!r} lost its tail: run `relatum record {self._stream.name}` first"
+            raise CoverageConflict(text, stream=self._stream.name)
 
 
 class _Work:

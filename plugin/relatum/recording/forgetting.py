@@ -25,7 +25,8 @@ _REASON: Final = sql("""
     FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
-    SELECT format('the collector %L follows it, or has unfinished messages of it', collector.name)
+    SELECT format('the collector %L follows it, or has unfinished messages of it; let it finish, then stop it',
+        collector.name)
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
     WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
@@ -39,7 +40,7 @@ _REASON: Final = sql("""
     FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
-    SELECT format('the group consumer %L has unfinished groups that began in it', name)
+    SELECT format('the group consumer %L has unfinished groups that began in it; acknowledge them first', name)
     FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
     WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
@@ -79,7 +80,7 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, or would be. `rows` counts its rows by table, as an estimate in a large table.
+    """A stream that was forgotten, or would be. `rows` counts its rows by table, in a dry run partly estimated.
 
     `needed` says why the stream cannot be forgotten now, and what to do; None if it can be or was forgotten.
     """
@@ -141,9 +142,9 @@ def forget(
 
 
 def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:
-    """Forget the broker that streams were recorded from, and return their names. The next recorder assigns its broker.
+    """Forget which broker streams were recorded from; the next recorder assigns them to its own broker.
 
-    If that broker's streams contain other messages, recording starts over, as for a stream declared again.
+    If its streams contain other messages, recording starts over, as for a stream declared again.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.

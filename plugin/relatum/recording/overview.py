@@ -73,7 +73,7 @@ _COUNTS: Final = {
 
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
-    """Return the numbers of rows by stream id: from closed parts, as stored; from others, counted or estimated."""
+    """Return the numbers of rows by stream id: stored for closed parts, and counted or estimated for others."""
     open_parts = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = _counts_by(connection, "stream_id", open_parts, EXACT_BYTES_MAX)
     counts.update({stream_id: int(count) for stream_id, count in connection.execute(_CLOSED_ROWS)})
@@ -127,7 +127,7 @@ class RecordedEnd:
 
 
 def key_sizes(database: AnyDatabase) -> list[KeySize]:
-    """Return the size of each key in the table, ordered by name. A large table is sampled, within a second."""
+    """Return the size of each key in the table, ordered by name. A large table is sampled in less than a second."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         rows, is_exact = _counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
         bytes_per_row = _bytes_per_row(connection, rows.total())
@@ -179,7 +179,7 @@ _BROKERS: Final = sql("SELECT broker_id, cluster_name FROM relatum.brokers")
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """An event of a stream, with offsets [from_offset, to_offset).
+    """An event of a stream, with offsets [from_offset, to_offset), or None if it concerns no offsets.
 
     `kind` is `replaced`, `tail_lost`, `hole`, `missing`, or `unreadable` (batches that could not be unpacked).
     """
@@ -223,9 +223,10 @@ class StreamStatus:
     and last retained offset, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
     name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
     ranges that are recorded for no key; a recorder closes them. `lag_offsets` counts the offsets in gaps and after the
-    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` and
-    `bytes` (with indexes) are estimates in large tables. `recorder` is the holder of the lease, or None. `broker` names
-    the broker it was recorded from, by its cluster's name and the beginning of its id; None if unknown.
+    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` is
+    estimated in a large table, and `bytes` (with indexes) always. `skipped` counts unrecorded values by key and reason.
+    `recorder` is the holder of the lease, or None. `broker` names the broker that the stream was recorded from, by
+    cluster name and the beginning of its id; None if unknown.
     """
 
     stream: str

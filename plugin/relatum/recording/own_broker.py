@@ -59,7 +59,7 @@ class OwnBroker:
     def find(self, streams: Sequence["StreamRecording"]) -> dict["StreamRecording", StreamRow | RelatumError | None]:
         """Return the rows of streams, or an error for a stream of another broker.
 
-        A missing row is added only if the broker has confirmed that the stream exists.
+        A missing row is added if the broker has confirmed that the stream exists; otherwise None is returned for it.
         """
         existing = {row.name for row in self._rows([each.name for each in streams])}
         known = {each.name: each.super_stream for each in streams if each.is_confirmed or each.name in existing}

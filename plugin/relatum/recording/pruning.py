@@ -101,7 +101,7 @@ _DELETE_FORGOTTEN: Final = sql("""
 
 
 def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
-    """Delete the remaining data of replaced or forgotten streams, of all or of one name; return rows by table."""
+    """Delete remaining data of replaced or forgotten streams, all or those of one name; return the rows by table."""
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
@@ -202,8 +202,9 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
 
 @dataclass(slots=True)
 class PruneReport:
-    """The numbers of rows deleted, by stream. "" counts those of ended streams, removed keys, groups and old receipts.
+    """The numbers of rows deleted, by stream.
 
+    "" counts rows of replaced and forgotten streams, of removed keys and of groups, and old receipts.
     `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
     """
 

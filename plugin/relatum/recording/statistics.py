@@ -23,8 +23,8 @@ class RecordedStream:
         recorded_offset: The last recorded offset; -1 if there is none.
         stream_offset: The last known offset of the stream's last message; -1 if the stream is empty.
         lag_offsets: `stream_offset` minus `recorded_offset`, at least 0.
-        lag_s: Maximum age of the oldest unrecorded message in seconds; None if another process records the stream.
-        hole_offsets: Offsets that retention dropped before they were recorded, as this process detected within a day.
+        lag_s: Age of the oldest unrecorded message in seconds, or an upper bound; None if another process records it.
+        hole_offsets: Offsets that retention dropped unrecorded, in holes that this process detected in the last day.
         messages: The number of messages recorded.
         rows: The number of rows written.
         skipped: The number of values that could not be recorded, by reason.
@@ -58,16 +58,14 @@ class RecorderStatistics:
     Attributes:
         streams: The statistics of each stream to record, by name.
         batch_s: Durations of transactions, in seconds.
-        is_broker_up: Whether the broker answered the last query. None if there is no stream, and was no query yet.
-        is_database_up: Whether PostgreSQL answered the last query. None if there is no stream, and was no query yet.
+        is_broker_up: Whether the broker answered the last query; None before the first query, if there is no stream.
+        is_database_up: Whether PostgreSQL answered the last query; None before the first query, if there is no stream.
     """
 
     streams: Annotated[Mapping[str, RecordedStream], PerLabel("stream")]
     batch_s: Annotated[Observed, Distribution("relatum_batch_seconds", "Duration of a transaction")]
-    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answered its last request")]
-    is_database_up: Annotated[
-        bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answered its last request")
-    ]
+    is_broker_up: Annotated[bool | None, MinGauge("relatum_broker_up", "Whether the broker answers requests")]
+    is_database_up: Annotated[bool | None, MinGauge("relatum_database_up", "Whether PostgreSQL answers requests")]
 
 
 class Progress:

@@ -91,7 +91,8 @@ def set_tail(
     key_ids = [definition.key_id for definition in key_definitions(connection)]
     new = new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known)
     if not is_closed or not add_ranges(connection, [new]):
-        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream=stream.name)
+        text = f"another process moved the tail of stream {stream.name!r} first; nothing was written: retry"
+        raise CoverageConflict(text, stream=stream.name)
 
 
 # --- lost tails and new generations -----------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 
 
 def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """Cut the table back to where the stream agrees; or, for another stream, begin a generation and return False."""
+    """Remove what the table has after the last agreement; for another stream, begin a generation, and return False."""
     bounds = bounds_of_known(reader, stream.name)
     with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)
@@ -194,7 +195,9 @@ def _cut_back(
             attempt.rollback()
             return False
         if not is_same(reader, stream.name, agreed, bounds):
-            raise CoverageConflict(f"stream {stream.name!r} changed again; nothing was written", stream=stream.name)
+            raise CoverageConflict(
+                f"stream {stream.name!r} changed again; nothing was written: the recorder retries", stream=stream.name
+            )
         for statement in _DELETE_BEHIND:
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)

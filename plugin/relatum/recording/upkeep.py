@@ -67,7 +67,7 @@ class Membership:
     """A recorder's membership in the group that shares its streams: lease, share, and whether it reaches the broker.
 
     A renewal, every third of a lease, is one transaction of a few statements for any number of streams. Renewals have
-    a thread and, if there are enough, a connection that no other work uses.
+    a thread and, of three or more connections, one that no other work uses.
     """
 
     def __init__(self, group: "RecorderGroup", engine: sa.Engine, member: Member) -> None:

@@ -100,7 +100,7 @@ def verify(
         failed: dict[str, RelatumError] = {}
         resolved = meant_streams(engine, reader, address.vhost, streams)
         if streams is None and not resolved:
-            message = f"no stream of the virtual host {address.vhost!r} is recorded: nothing to compare"
+            message = f"no stream of the virtual host {address.vhost!r} is recorded, so there is nothing to compare"
             raise NothingRecorded(message, vhost=address.vhost)
         for name, super_stream in resolved:
             try:
@@ -188,7 +188,7 @@ _LAST_STORED: Final = sql(f"""
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, StreamRow | None]:
-    """Compare a stream's coverage. Return the result, with the range of offsets still to compare, and the stream's row.
+    """Compare a stream's coverage; return the result with the range of offsets still to compare, and the stream's row.
 
     The row is None if there is nothing more to compare: the stream was never recorded, or the result has a difference
     of kind `replaced`.
@@ -270,11 +270,11 @@ def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry
     Args:
         report: The result of `verify`. Streams are read from its broker.
         database: PostgreSQL's URL, or a `Database`.
-        vhost: The streams' virtual host.
+        vhost: The streams' virtual host. Default: "/".
         dry_run: Only return the lines, and change nothing. Default: True.
 
     Returns:
-        A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
+        A line for each difference, with what was or would be done; up to 1,000 per stream, and one to count the rest.
 
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.
@@ -316,9 +316,12 @@ def _same_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> St
     with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
-        raise Conflict(f"stream {found.stream!r} is not recorded any more: verify again")
+        raise Conflict(f"stream {found.stream!r} is not recorded any more, and nothing was repaired: verify again")
     if found.stream_id not in (None, stream.stream_id):
-        raise Conflict(f"stream {found.stream!r} has a new generation since it was compared: verify again")
+        raise Conflict(
+            f"stream {found.stream!r} was declared again or forgotten since it was compared; nothing was repaired: "
+            "verify again"
+        )
     return stream
 
 

@@ -48,7 +48,7 @@ class SuperStream(Target):
         name: The super stream's name.
         route_by: The source of a message's key: the name of a header, whose value is used as text; or a function of an
             `Outgoing`. None (default): the key is the message's routing key.
-        partitions: The layout, or the number of partitions if the streams are `NAME-0`, `NAME-1` and so on. None
+        partitions: A `Layout`, or the number of partitions if the streams are `NAME-0`, `NAME-1` and so on. None
             (default): Relatum queries the broker at the first publish, over a separate connection.
         broker: The broker to query for the partitions: its URL, or a `Broker`. None (default): the publishing
             connection's broker. If the stream protocol does not answer, see `describe_super_stream`.
@@ -103,7 +103,7 @@ class SuperStream(Target):
                 you publish.
 
         Raises:
-            SuperStreamNotFound: There is no such super stream.
+            SuperStreamNotFound, SuperStreamConflict: See `describe_super_stream`.
             BrokerUnavailable, AccessRefused: The broker could not be queried; safe to retry.
         """
         connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
@@ -138,7 +138,7 @@ class SuperStream(Target):
         return known if known is not None else await in_thread(self._threads, self.layout, connection)
 
     def refresh(self) -> None:
-        """Query the broker again at the next publish. Call this after partitions were added or unbound."""
+        """Query the broker again at the next publish, unless `partitions` was given. Call this if they change."""
         with self._lock:
             self._layouts.clear()
             self._by_connection = WeakKeyDictionary()
@@ -154,12 +154,12 @@ class SuperStream(Target):
 
         Args:
             balance: The rule that chooses the partition of the first message: "round_robin" (default), "least_loaded"
-                (fewest open handles of this object), "weighted", "hash" (of `name`), or a function.
+                (fewest open handles of this `SuperStream`), "weighted", "hash" (of `name`), or a function.
             name: The name that "hash" or a function uses. None (default): no name.
             weights: Weights by stream, for "weighted". None (default): all 1. A missing stream has weight 1.
 
         Raises:
-            ConfigurationError: There is no such rule.
+            ConfigurationError, InvalidInput: An argument is invalid.
         """
         return AffinityHandle(self, balance=balance, name=name, weights=weights)
 
@@ -220,8 +220,8 @@ class AffinityHandle(Target, Closing):
     """A handle of an affinity set: all messages published with it go to the partition of the first message.
 
     `SuperStream.affinity` returns it. Only this object knows the partition: no database and no header contains it.
-    Another process can continue the set with its `token`. Threads may share the handle if they may share the channels
-    on which they publish.
+    Another process can continue the set with its `token`. Thread-safe, but pika's channels are not: each thread needs
+    its own channel.
 
     Args:
         super_stream: The super stream.
@@ -229,7 +229,7 @@ class AffinityHandle(Target, Closing):
         partition: The set's partition. None (default): `balance` chooses it at the first publish.
 
     Raises:
-        ConfigurationError: There is no such rule.
+        ConfigurationError, InvalidInput: An argument is invalid.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ def declare_super_stream(
             number of binding keys.
         binding_keys: The partitions' binding keys, in order; the streams are `NAME-KEY`. None (default): the numbers
             from 0.
-        options: The options of the streams. None (default): the broker's defaults; existing streams may have any
-            options.
+        options: The options of the streams. None (default): the broker's defaults; the streams of an
+            existing super stream keep theirs.
 
     Returns:
         The partitions, in order.
@@ -78,7 +78,7 @@ def declare_super_stream(
     Raises:
         InvalidInput: The name, number, keys or options are invalid; nothing was sent.
         SuperStreamConflict: The super stream exists with other partitions, or a stream or the exchange exists with
-            other arguments; streams before it may have been declared.
+            other arguments; the streams before that one may have been declared.
         ConfigurationError: The broker does not accept the options; nothing was declared.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
@@ -110,7 +110,7 @@ def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
 
     Args:
         broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. A blocking connection
-            is used; for all others, a new one is opened. The call blocks the thread of a callback connection, too.
+            is reused; otherwise a new connection is opened. The call blocks the thread of a callback connection, too.
         name: The super stream's name.
 
     Raises:
@@ -156,14 +156,14 @@ def add_partition(
 ) -> Partition:
     """Add a partition after the others, and return it.
 
-    Once a publisher that routes by hash sees the new layout,
-    it sends most keys to a different partition than before. Contexts and affinity sets keep their partitions.
+    Once a publisher that routes by hash sees the new layout, it sends most keys to a different partition than before.
+    Contexts and affinity sets keep their partitions.
 
     Args:
         broker: A URL, a `Broker`, or an open blocking pika connection or channel.
         name: The super stream's name.
         binding_key: The partition's binding key. If a stream `NAME-KEY` exists, it is bound. None (default): the next
-            number without a stream.
+            number for which no stream exists.
         options: The options of the stream. None (default): the broker's defaults.
 
     Returns:
@@ -172,6 +172,7 @@ def add_partition(
     Raises:
         SuperStreamNotFound: There is no such super stream.
         SuperStreamConflict: A partition with this binding key exists, or its stream exists with other arguments.
+        InvalidInput: An argument is invalid, or the super stream has the maximum number of partitions.
         BrokerUnavailable, AccessRefused: The partition may have been added; describe the super stream to find out.
     """
     if binding_key is not None:
@@ -215,10 +216,10 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
     Raises:
         SuperStreamNotFound: There is no such super stream.
         NotFound: The stream is not a partition of the super stream.
-        SuperStreamConflict: It is the last partition, or it is still bound because its binding has unknown arguments.
+        SuperStreamConflict: The stream is the last partition, or is still bound, by a binding with unknown arguments.
         BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
-    checked_stream_name(stream, "stream: its name")
+    checked_stream_name(stream, "The stream's name")
     with _opened(broker, name) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
@@ -239,7 +240,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"{stream!r} is still bound to {name!r}, with unknown arguments: unbind it manually."
+                    why = f"A binding of {stream!r} to {name!r} has unknown arguments: remove it manually."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)

@@ -45,9 +45,9 @@ _NAME_UNKNOWN: Final = re.compile(r"no (queue|exchange) '")
 
 
 def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
-    """Return the broker's address and login of a connection.
+    """Return the address of a connection's broker, with the login.
 
-    Each login uses the current password: the result of the function that kombu was given; or else the password that the
+    Each login uses the current password: the result of kombu's password function; without one, the password that the
     client keeps for its next login, or the latest one given to `note_secret`.
 
     Args:
@@ -201,7 +201,7 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
             raise AccessRefused(f"The broker refuses {address.who}: {error.reply_text}") from error
         raise BrokerUnavailable(f"The broker closed the channel: {error.reply_text}") from error
     except (AMQPError, OSError) as error:
-        raise ConnectionLost("The AMQP connection to the broker was lost.") from error
+        raise ConnectionLost("The AMQP connection to the broker was lost: try again.") from error
     finally:
         if not borrowed and connection.is_open:
             with own_connection():
@@ -221,7 +221,7 @@ class StreamOptions:
 
     Attributes:
         max_length_bytes: Size above which retention drops the oldest segments. None (default): no limit.
-        max_age: Minimum time that a stream keeps messages, in whole seconds. None (default): no limit.
+        max_age: Age above which retention drops segments, in whole seconds. None (default): no limit.
         segment_bytes_max: Maximum bytes of a segment. None (default): the broker's default, 500,000,000.
         leader_locator: The placement of leaders: "client-local", "balanced" or "least-leaders". None (default): the
             broker's default.
@@ -308,8 +308,8 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
     """Translate the broker's refusals of a declaration.
 
     Raises:
-        SuperStreamConflict: The name exists with other properties; `ConfigurationError` if `super_stream` is None.
-        ConfigurationError: The broker does not accept the options.
+        SuperStreamConflict: The name exists with other properties, and `super_stream` is given.
+        ConfigurationError: The same without `super_stream`, or the broker does not accept the options.
     """
     try:
         yield
@@ -337,7 +337,7 @@ def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = 
 
     Raises:
         NotAStream: A queue of another type has this name.
-        AccessRefused: The user may not read the stream, or not declare it.
+        AccessRefused: The user may not read or declare the stream.
         BrokerUnavailable: The broker is unavailable; safe to retry.
     """
     with blocking_connection(address, address) as connection:

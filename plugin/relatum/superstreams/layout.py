@@ -19,7 +19,7 @@ SEED: Final = 104_729
 
 
 def partition_of(routing_key: str | bytes, partitions: int) -> int:
-    """Return the place, from 0, of a routing key's partition in a super stream's order of partitions.
+    """Return the place, counted from 0, of a routing key's partition among a super stream's partitions.
 
     Args:
         routing_key: The key; text is encoded as UTF-8.
@@ -65,9 +65,9 @@ class Partition:
     """One stream of a super stream.
 
     Attributes:
-        place: Its place in the order of the partitions, from 0.
+        place: The partition's place in the super stream, counted from 0.
         stream: The stream's name.
-        binding_key: The routing key of messages that the super stream's exchange routes to it.
+        binding_key: The routing key of messages that the super stream's exchange routes to this stream.
     """
 
     place: int
@@ -105,12 +105,12 @@ class Layout:
             raise InvalidInput(f"binding_keys= takes a list of texts, not {shown(binding_keys)}")
         keys = tuple(binding_keys)
         if not all(isinstance(key, str) for key in keys):
-            raise InvalidInput("binding_keys= takes only texts")
+            raise InvalidInput("binding_keys= takes only texts, such as '0'")
         return cls.of(checked_stream_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
 
     @classmethod
     def of(cls, super_stream: str, streams: Iterable[tuple[str, str]]) -> Self:
-        """Return the layout of streams in order, each with its binding key."""
+        """Return the layout of a super stream from its streams, in order, each given with its binding key."""
         return cls(super_stream, tuple(Partition(place, *pair) for place, pair in enumerate(streams)))
 
     def __iter__(self) -> Iterator[Partition]:
@@ -120,7 +120,7 @@ class Layout:
         return len(self.partitions)
 
     def route(self, key: str | bytes) -> Partition:
-        """Return the partition of a key. RabbitMQ's Java, Go, .NET and Rust clients choose the same.
+        """Return the partition of a key, the same that RabbitMQ's Java, Go, .NET and Rust clients choose.
 
         Args:
             key: The key; text is encoded as UTF-8.
@@ -188,7 +188,7 @@ def _weighted() -> Balance:
     def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
         total = sum(candidate.weight for candidate in candidates)
         if total <= 0:
-            raise InvalidInput("No partition has a weight above 0: give one to at least one stream.")
+            raise InvalidInput("No partition has a weight above 0: give at least one stream such a weight.")
         with lock:
             now = {each.stream: gained.get(each.stream, 0.0) + each.weight for each in candidates}
             chosen = max((each for each in candidates if each.weight > 0), key=lambda each: now[each.stream])

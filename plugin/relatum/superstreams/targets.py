@@ -9,9 +9,9 @@ from relatum.errors import ConfigurationError
 class Target:
     """A destination that chooses the exchange and the routing key of each message.
 
-    On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`. This
-    calls `basic_publish` of the same channel with the names of exchange and routing key, which stamps and records the
-    message. You can also call `publish` with channels that are not intercepted.
+    On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`. That
+    calls the channel's `basic_publish` again, with the chosen exchange and routing key, as for any intercepted message.
+    You can also call `publish` with channels that are not intercepted.
 
     On aio-pika, `target.exchange(channel).publish(message, routing_key)` calls `publish_async`.
     """
@@ -26,7 +26,7 @@ class Target:
             body: The body.
             properties: As for `basic_publish`; not changed.
             routing_key: The message's key, if the target routes by keys.
-            mandatory: True (default): the broker returns a message that it could route to no partition. With confirms
+            mandatory: True (default): the broker returns a message that it cannot route to a partition. With confirms
                 this is an error; without confirms, and on callback channels, the return callbacks get the message.
                 False: the broker confirms and drops it. A partition is not routable once it is unbound, or while
                 RabbitMQ 3.10 starts.
@@ -36,13 +36,13 @@ class Target:
 
         Raises:
             InvalidInput: The message has no valid key; nothing was sent.
-            SuperStreamNotFound, NotFound: There is no such super stream or partition; nothing was sent.
+            SuperStreamNotFound, SuperStreamConflict: See `describe_super_stream`; nothing was sent.
             BrokerUnavailable, AccessRefused: The broker could not be queried for the partitions; nothing was sent.
             ConfigurationError: The channel is not a pika channel; nothing was sent.
             Exception: Any error of `basic_publish`.
         """
         if not hasattr(channel, "basic_publish"):
-            raise ConfigurationError(f"channel= takes a pika channel, not {type(channel).__name__}")
+            raise ConfigurationError(f"channel= takes a pika channel, not {type(channel).__name__}; nothing was sent")
         exchange, binding_key = self.destination(channel, body, properties, routing_key)
         return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
 
@@ -59,7 +59,7 @@ class Target:
             The result of `Exchange.publish`.
 
         Raises:
-            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: As `publish`.
+            InvalidInput, SuperStreamNotFound, SuperStreamConflict, BrokerUnavailable, AccessRefused: As `publish`.
             Exception: Any error of `Exchange.publish`.
         """
         channel = channel_of(channel)
@@ -85,7 +85,7 @@ class Target:
 
 
 class TargetExchange:
-    """Publishes to a target or an asyncio router over one aio-pika channel, with an exchange's `publish`."""
+    """Publishes to a target or an asyncio router over one aio-pika channel, by the same `publish` as an exchange."""
 
     def __init__(self, target: Any, channel: Any) -> None:
         self.target = target
@@ -97,7 +97,7 @@ class TargetExchange:
 
 
 def channel_of(given: Any) -> Any:
-    """Return the aio-pika channel of a channel or of an exchange.
+    """Return an aio-pika channel: the given one, or that of the given exchange.
 
     Raises:
         ConfigurationError: `given` is neither; nothing was sent.

@@ -219,7 +219,7 @@ def test_what_is_not_there_is_named(spark: SparkSession, skewed: str, monkeypatc
     for call in (relatum_spark.relationships, relatum_spark.catalog):
         with pytest.raises(ConfigurationError) as said:
             call(spark, database="postgresql://u:s3cr3t@127.0.0.1:9/d")
-        for way in ("spark.jars.packages=org.postgresql:postgresql:", "spark.jars=", "folder jars"):
+        for way in ("spark.jars.packages=org.postgresql:postgresql:", "spark.jars=", "folder `jars`"):
             assert way in str(said.value)
 
 
