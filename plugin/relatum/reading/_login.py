@@ -246,7 +246,7 @@ class PasswordFunction:
         answer = call.result()
         if not is_valid_password(answer):
             raise ConfigurationError(
-                f"The broker's password function returned {type(answer).__name__}, which is no valid password: it must "
+                f"The broker's password function returned {type(answer).__name__}, not a valid password: it must "
                 "return text without NUL characters or lone surrogates."
             )
         return str(answer)
