@@ -50,7 +50,7 @@ class Shared(NamedTuple):
 
 
 class StopReason(StrEnum):
-    """The bound that left something out."""
+    """The limit that made a trace skip messages or values."""
 
     FAN_OUT = "fan_out"
     """More than `fan_out` messages have the value, so it was not followed. `count` is a lower bound of their number."""
@@ -86,9 +86,10 @@ class Step(NamedTuple):
         hop: The hop's number, from 1.
         values: The number of values searched.
         found: The number of new messages found.
-        status: `found` if there were new messages, or a value has too many to follow. Otherwise how certain the result
-            is: `absent` means that there were no more messages when the trace began, except by `Trace.new_keys`;
-            `unproven`, that a message could not be read (`unread`), or that `complete` could not prove the step.
+        status: `found` if there were new messages, or if a value has too many messages to follow. Otherwise, how
+            certain the result is: `absent` means that no further message existed when the trace began, not counting the
+            keys in `Trace.new_keys`; `unproven` means that a message could not be read (`unread`), or that `complete`
+            could not prove the step.
     """
 
     hop: int

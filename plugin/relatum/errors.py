@@ -390,7 +390,7 @@ class ChunkCorrupt(DataError):
 
 
 class UndecodableMessage(DataError):
-    """A message is not AMQP 1.0, or its compression is unknown."""
+    """A message is not valid AMQP 1.0, or has more sections or values than Relatum decodes."""
 
 
 class RowRefused(DataError):

@@ -69,8 +69,9 @@ def backfill(
         broker: The broker. None uses RELATUM_BROKER_URL. Executors connect to it too.
         database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.
         messages_per_s: Maximum messages a second that all tasks together read. None means no limit.
-        partitions: The number of concurrent tasks to plan slices for, at least two each; with `messages_per_s`, the
-            maximum number of tasks. None: the session's slots (8 over Spark Connect, which does not report them).
+        partitions: The expected number of concurrent tasks: the work is cut into at least two slices for each. With
+            `messages_per_s`, also the maximum number of tasks. None: the session's slots (8 over Spark Connect, which
+            does not report them).
         slice_offsets: Maximum offsets in a slice. A retried task repeats only offsets that are not covered yet.
 
     Returns:

@@ -189,7 +189,7 @@ class Enrichment:
         if len(places) < len(definition.components) or not needed.issubset(df.columns):
             raise InvalidInput(
                 f"no column has the value of the key {self._on!r} ({' + '.join(definition.sources)}): name its column "
-                "in value_column=, or keep the columns headers and properties"
+                "in value_column=, or, if its sources are whole headers or properties, keep these columns"
             )
         return list(map(_part, places))
 

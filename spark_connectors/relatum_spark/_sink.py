@@ -102,7 +102,7 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
         if definition.is_composite or place is None or place.kind != "header":
             raise InvalidInput(
                 f"option keyColumns: the key {name!r} is read from {' and '.join(definition.sources)}, not from one"
-                " header: fill the columns headers and properties instead"
+                " header: leave it out of keyColumns, and write its values into headers, properties or value"
             )
         headers.append((name, place.name))
     return tuple(known.values()), tuple(headers)

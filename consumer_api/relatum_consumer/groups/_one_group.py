@@ -215,8 +215,8 @@ class OneGroupMethods:
         Args:
             streams: As for `groups`.
             older_than: Minimum age of a group's first message: a `timedelta` or seconds. Groups without times are old.
-            complete: True (default) also reads retained messages that are not recorded yet: all older messages, if the
-                key of groups was defined later. False reads only recorded messages.
+            complete: True (default) also reads retained messages that are not recorded yet, including all messages that
+                were published before the key `message_group` was defined. False reads only recorded messages.
 
         Raises:
             InvalidInput: there are more than 100,000 such groups.

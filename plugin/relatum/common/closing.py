@@ -14,7 +14,8 @@ _Owner = TypeVar("_Owner")
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
     """Call `close` when the owner is garbage-collected, at the latest when the process ends.
 
-    `close` runs in a new thread: garbage collection may run in any thread, even in one with a lock that `close` needs.
+    `close` runs in a new thread, since garbage collection may run in a thread that holds a lock which `close` needs;
+    while the interpreter ends, in the current thread.
 
     Args:
         owner: The object, held weakly.

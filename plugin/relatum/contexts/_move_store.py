@@ -293,8 +293,8 @@ class MoveStore(PlacementStore):
         """Return the first move of `name` into or out of `stream` with a fence or marker above `epoch`.
 
         Behind that fence or marker, messages with `epoch` are strays. If that move was deleted, this returns a later
-        one, whose fence or marker retention has also dropped: every retained message is behind it. None: messages with
-        `epoch` cannot be strays in `stream`.
+        one. That is safe: retention has dropped its fence or marker, too, so all retained messages are behind it.
+        None: messages with `epoch` cannot be strays in `stream`.
         """
         parameters = self._with_id(name=name, stream=stream, above=epoch)
         # Publishers rely on the result, so a standby, which may lag, must not answer.

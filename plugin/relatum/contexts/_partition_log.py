@@ -72,7 +72,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The end of contexts in a partition: behind it, messages with an earlier epoch are strays."""
+    """Ends contexts in a partition: after it, their messages with an earlier epoch are strays."""
 
     move_id: int
     epoch: int

@@ -319,7 +319,7 @@ def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> b
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Return headers that make the broker also route the message to `stream`. Keeps the caller's `BCC` keys."""
+    """Return headers that also route the message to `stream`: added to the caller's `BCC`, unless that is no list."""
     given = headers or {}
     for name, value in given.items():
         if isinstance(value, Decimal):

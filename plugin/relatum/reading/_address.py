@@ -163,7 +163,7 @@ class BrokerAddress:
         return replace(first, others=tuple(other for other in each if other != first))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
-        """Return this address and its others with another login. If the login needs TLS, all of them must use TLS."""
+        """Return a copy of this address with another login for all nodes, which must use TLS if the login needs it."""
         return self._map(lambda one: replace(one, login=login))
 
     def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":

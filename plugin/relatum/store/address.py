@@ -43,7 +43,7 @@ class DatabaseAddress:
         parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
             Missing parameters come from the environment, a service or libpq's defaults.
         is_pooled: Whether a pooler assigns sessions by transaction. None: each connection detects it.
-        statement_s: The URL's maximum seconds of a statement; 0: no limit. None: the URL does not set it.
+        statement_s: The time limit of a statement that the URL sets, in seconds; 0: no limit. None: the URL sets none.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -158,7 +158,9 @@ def _check(address: DatabaseAddress) -> None:
         raise ConfigurationError("the database's URL has an @ in its user's name or password: write it as %40")
     for host in address.parameters.get("host", "").split(","):
         if host.count(":") == 1:
-            raise ConfigurationError("the database's URL has a port in ?host=: write it after its host, or in ?port=")
+            raise ConfigurationError(
+                "the database's URL has a port in the option host: write it in ?port=, or host and port before the path"
+            )
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")

@@ -95,7 +95,7 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     The rows are sorted by key and value, so that PostgreSQL visits each page of the index once. With unsorted rows, it
     would read and write pages that do not fit into its memory again and again.
 
-    `lines`: Lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
+    `lines`: Texts of one or more lines in COPY's text format: key id, value, stream id, time and offset.
     """
     rows = "".join(lines).split("\n")
     # The empty text after the last newline sorts first.
