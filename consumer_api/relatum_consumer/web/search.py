@@ -118,6 +118,8 @@ async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Mes
     message = await site.relations.read(query.of_stream, query.of_offset)
     definition = site.masking.definitions.get(query.key)
     values = [] if definition is None else values_of(definition, message)
+    if not values:
+        raise InvalidInput(f"the message {message.id} has no value of the key {query.key!r}")
     if query.of_value >= len(values):
         text = f"the message {message.id} has {len(values)} values of the key {query.key!r}"
         raise InvalidInput(f"of_value={query.of_value} is too high: {text}, numbered from 0")
