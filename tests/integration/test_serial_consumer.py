@@ -286,7 +286,7 @@ def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
     bed.publish(0, "a", "a1")
     with stage.consumer() as member:
         consume(member, 1)
-        with pytest.raises(errors.Conflict, match="is up"):
+        with pytest.raises(errors.Conflict, match="close the member"):
             forget_consumer(bed.name, "test", database=stage.database_url)
     stage.sql("UPDATE relatum.super_streams SET vhost = 'elsewhere'")
     with pytest.raises(errors.NotFound, match="'elsewhere'"):

@@ -89,7 +89,7 @@ class Way:
         return Broker(url, **options) if options else url
 
 
-BY_HANGING_UP = {"raises": (TlsRefused, BrokerUnavailable), "says": "client cert|No AMQP|failed|was lost"}
+BY_HANGING_UP = {"raises": (TlsRefused, BrokerUnavailable), "says": "client cert|Cannot connect|failed|was lost"}
 """With TLS 1.3 the broker's refusal of a client's certificate may be lost on its way; its log has it."""
 
 WAYS: dict[str, Way] = {
