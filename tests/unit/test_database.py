@@ -78,7 +78,7 @@ def test_a_url_says_whether_statements_are_prepared(query: str, is_pooled: bool 
         ("postgresql://user:%zzsecret@db/name", "must be a URL"),
         ("postgresql://user:secret@h1:1,h2:2/name?port=1,2,3", "do not match"),
         ("postgresql:///name?host=h1&host=h2", "host more than once"),
-        ("postgresql:///name?host=h1:1", "after its host"),
+        ("postgresql:///name?host=h1:1", "before the path"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
         ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL must be a"),
         ("postgresql://user:secret@db/name?keepalives_idle=1.5", "keepalives_idle in the database's URL"),
