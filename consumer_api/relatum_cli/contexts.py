@@ -254,7 +254,7 @@ def add_partition(
 def retire(
     *,
     partition: str = argument("The partition.", "STREAM"),
-    delete: bool = option(False, "Also delete the stream, after all consumers have read it to its end.", "--delete"),
+    delete: bool = option(False, "Also delete the stream, after all consumers have read all partitions.", "--delete"),
     timeout_s: float = option(30.0, "With --delete, seconds to wait for consumers.", min=0),
     given: PlacementOptions,
 ) -> None:

@@ -59,7 +59,7 @@ class AnotherBroker(ConfigurationError):
 
 
 class TlsRefused(ConfigurationError):
-    """A TLS connection to a broker failed: one side refused a certificate, or does not use TLS."""
+    """A TLS connection to a broker failed: a certificate or the handshake was refused, or its port has no TLS."""
 
 
 class ServerStartFailed(ConfigurationError):

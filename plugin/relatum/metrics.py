@@ -256,7 +256,7 @@ class _Registry:
         """Report a component from now on.
 
         Args:
-            source: The component. Its `statistics()` returns a class declared with `reported`, without I/O or errors.
+            source: The component. Its `statistics()` returns an object of a class declared with `reported`; no I/O.
             owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner,
                 it is reported until the owner is garbage-collected, and no count is lost. The source must not refer to
                 its owner.

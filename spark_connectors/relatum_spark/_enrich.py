@@ -180,9 +180,8 @@ class Enrichment:
             # A single column holds the whole value of a composite key, as the relationship table has it.
             if len(names) not in (1, len(definition.components)):
                 count = len(definition.components)
-                raise InvalidInput(
-                    f"the key {self._on!r} has {count} components: value_column= takes 1 or {count} columns"
-                )
+                takes = "1" if count == 1 else f"1 or {count}"
+                raise InvalidInput(f"value_column= names {len(names)} columns, but the key {self._on!r} takes {takes}")
             return [_column(name) for name in names]
         places = [place for each in definition.components if (place := each.lone)]
         needed = {"headers" if place.kind == "header" else "properties" for place in places}

@@ -210,7 +210,7 @@ class CollectorStore(CollectorMembers):
             if not has_source:
                 raise Conflict(
                     f"the position of {stream!r} in {self.name!r} is not {advance and advance.from_offset}, or another "
-                    "member follows the stream, or has executors for more types; nothing was written"
+                    "member follows the stream or has executors for types that this one lacks; nothing was written"
                 )
             if added == len(of_stream):
                 owned.update(message.place for message in of_stream)

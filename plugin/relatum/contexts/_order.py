@@ -134,7 +134,7 @@ NO_ENTRY: Final = Data(None, None)
 
 
 class ValidMessage(NamedTuple):
-    """A valid message of the application. An adopted message is valid at its adoption."""
+    """A valid message of the application. For an adopted message, `at` is the position of the adoption."""
 
     context: str | None
     at: MessageId

@@ -121,7 +121,9 @@ class RouterCore:
                 raise UsedAfterClose(CLOSED)
             source = self._broker if self._broker is not None else source
             if source is None:
-                raise ConfigurationError("the router has no broker: pass broker=URL to it, or a source to open()")
+                raise ConfigurationError(
+                    "the router has no broker: pass broker=URL, or a connection or channel to open()"
+                )
             needs_database = with_database and not self.is_open
             if self.has_layout and not needs_database:
                 return
@@ -166,7 +168,7 @@ class RouterCore:
         metrics.retire(self)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Return the generation, and the placements changed since another generation; None if they are unknown.
+        """Return the current generation, and the placements that changed after `since`; None if these are unknown.
 
         One query serves all calls that were made before it began.
         """

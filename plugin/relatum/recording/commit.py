@@ -139,8 +139,8 @@ def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | Non
 def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:
     """Write batches' rows in the caller's transaction, and return the greatest time of each stream.
 
-    Never waits for other writers' locks. So the caller updates the counters of skipped values: they are single rows,
-    and the first transaction that updates one blocks all others until it ends.
+    Never waits for other writers' locks. Therefore the caller updates the counters of skipped values: each is one row,
+    so the first transaction that updates it blocks all others that do, until it ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []

@@ -263,8 +263,9 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
 
 
 def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry_run: bool = True) -> list[str]:
-    """Record again all windows with differences, listed or not: one transaction per window of 20,000 offsets.
+    """Record again every window with differences, also those that the report does not list.
 
+    One transaction per window of 20,000 offsets. Replaced streams are left out: `relatum record` starts them anew.
     Windows that were repaired after the report are recorded again, without effect.
 
     Args:
@@ -279,6 +280,7 @@ def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.
         StreamUnavailable: no codec is installed to unpack a window; its rows are unchanged.
+        AnotherBroker: a stream was recorded from another broker.
         BrokerUnavailable, DatabaseUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """
     if not isinstance(report, VerifyReport):
