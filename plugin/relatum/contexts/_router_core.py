@@ -122,7 +122,7 @@ class RouterCore:
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError(
-                    "the router has no broker: pass broker=URL, or a connection or channel to open()"
+                    "the router has no broker: pass broker=, or a connection or channel to open()"
                 )
             needs_database = with_database and not self.is_open
             if self.has_layout and not needs_database:
