@@ -68,7 +68,7 @@ def test_a_url_says_whether_statements_are_prepared(query: str, is_pooled: bool 
     [
         ("no url, secret", "must be a URL"),
         ("host=db password=secret", "must be a URL"),
-        ("mysql://user:secret@db/name", "must begin with postgresql://, not mysql://"),
+        ("mysql://user:secret@db/name", "must begin with postgresql://, not 'mysql'"),
         ("postgresql://user:secret@db:port/name", "port is not a number"),
         ("postgresql://user:secret@db:70000/name", "port is not a number"),
         ("postgresql://user:sec/ret@db/name", "%2F"),

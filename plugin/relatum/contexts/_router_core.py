@@ -121,9 +121,7 @@ class RouterCore:
                 raise UsedAfterClose(CLOSED)
             source = self._broker if self._broker is not None else source
             if source is None:
-                raise ConfigurationError(
-                    "the router has no broker: pass broker=, or a connection or channel to open()"
-                )
+                raise ConfigurationError("the router has no broker: pass broker=, or a connection or channel to open()")
             needs_database = with_database and not self.is_open
             if self.has_layout and not needs_database:
                 return

@@ -271,13 +271,13 @@ class _Settlement:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            why = f"cannot search for message {name}: {failure}; name its streams in settle(streams=…)"
+            why = f"cannot search for message {name}; name its streams in settle(streams=…): {failure}"
             raise ConfigurationError(why) from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"cannot search for message {name} within {seconds_text(self._timeout_s)}: {failure}; settle it again"
+                f"cannot search for message {name} within {seconds_text(self._timeout_s)}; settle it again: {failure}"
             ) from failure
         arrives = f"it may still arrive{'' if self._is_exact else ', or be in another stream'}; settle it again"
         why = next((search.unproven_because for search in searches.values() if search.unproven_because), arrives)

@@ -106,7 +106,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if not separator:
         raise ConfigurationError(_NOT_A_URL)
     if kind not in _SCHEMES:
-        raise ConfigurationError(f"the database's URL must begin with postgresql://, not {kind}://")
+        raise ConfigurationError(f"the database's URL must begin with postgresql://, not {kind!r}")
     base, _, query = rest.partition("?")
     # libpq does not decode + as a space.
     options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
