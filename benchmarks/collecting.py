@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pika
 import psycopg
-import sqlalchemy as sa
 
 from benchmarks import _streams as streams
 from benchmarks._context import Context
@@ -49,7 +48,7 @@ TABLE: Final = "CREATE TABLE booked (message_id text PRIMARY KEY, body bytea NOT
 STATES: Final = (
     "CREATE TABLE states (stream_offset bigint PRIMARY KEY, message_id text, state text, finished_at timestamptz)"
 )
-BOOK_MANY: Final = sa.text("INSERT INTO booked SELECT * FROM unnest(CAST(:ids AS text[]), CAST(:bodies AS bytea[]))")
+BOOK_MANY: Final = "COPY booked FROM STDIN (FORMAT BINARY)"
 BOOK_ONE: Final = "INSERT INTO booked VALUES (%s, %s)"
 FINISH_ONE: Final = "INSERT INTO states VALUES (%s, %s, 'succeeded', now())"
 
@@ -127,9 +126,11 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
     def book(bulk: Bulk) -> None:
         nonlocal consumed
         assert bulk.connection is not None
-        messages = [each.message for each in bulk.messages]
-        ids, bodies = [each.message_id for each in bulk.messages], [message.body for message in messages]
-        bulk.connection.execute(BOOK_MANY, {"ids": ids, "bodies": bodies})
+        driver: Any = bulk.connection.connection.driver_connection
+        with driver.cursor() as cursor, cursor.copy(BOOK_MANY) as copy:
+            copy.set_types(["text", "bytea"])
+            for each in bulk.messages:
+                copy.write_row((each.message_id, each.message.body))
         consumed += len(bulk)
         if consumed >= count:
             is_done.set()
