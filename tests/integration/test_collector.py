@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outcome, OutcomeStatus
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
+from relatum.store.members import LEASE_S
 from tests.support import wait_until
 from tests.support.collectors import (
     COLLECTOR_FACES,
@@ -346,6 +347,25 @@ def test_a_joined_executor_commits_with_its_results(collecting: Collecting, ledg
         wait_status(collector, SUCCEEDED, "a", "c")
         wait_status(collector, FAILED, "b")
     assert ledger() == ["a", "b", "c"]
+
+
+def test_a_process_that_freezes_while_its_results_are_joined_keeps_no_locks(
+    collecting: Collecting, ledger: Callable[[], list[str]]
+) -> None:
+    """When the results lock the rows that others may take over, the transaction may not be idle for long any more."""
+    collecting.place.sql("CREATE TABLE limits (idle text)")
+    collecting.place.sql(
+        "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO limits VALUES (current_setting('idle_in_transaction_session_timeout')); RETURN NEW; END $$"
+    )
+    collecting.place.sql(
+        "CREATE TRIGGER look BEFORE UPDATE ON relatum.collected_messages FOR EACH ROW "
+        "WHEN (NEW.state = 'succeeded') EXECUTE FUNCTION look()"
+    )
+    collecting.put("a")
+    with collecting.collector(write, bulk_messages=1, **JOINED) as collector:
+        wait_status(collector, SUCCEEDED, "a")
+    assert collecting.place.sql("SELECT idle FROM limits") == [(f"{LEASE_S:g}s",)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from relatum.collecting._bulk import Bulk, Collected, ExecutorOptions, FlushReason
 from relatum.common.checks import checked_count
@@ -47,8 +47,7 @@ class Followed:
     is_new: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The result of an attempt, for the store."""
 
     place: MessageId

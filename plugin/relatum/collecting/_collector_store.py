@@ -11,10 +11,10 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -39,7 +39,7 @@ from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import array_text, integers_text
-from relatum.store.settling import Tokens
+from relatum.store.settling import MARK, Tokens
 from relatum.store.translation import translated_errors
 
 # `IS NOT DISTINCT FROM` excludes the index on members: it would read all unfinished messages of the member.
@@ -66,7 +66,8 @@ UNFINISHED: Final = sql(f"""
 
 # Most messages succeed: their statement needs no arrays of states and reasons.
 SUCCEED: Final = sql(f"""
-    WITH done AS (
+    WITH {MARK},
+    done AS (
         UPDATE relatum.collected_messages
         SET state = 'succeeded', reason = NULL, finished_at = coalesce(finished_at, statement_timestamp()),
             next_attempt_at = NULL
@@ -74,9 +75,12 @@ SUCCEED: Final = sql(f"""
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
+_UNMARKED: Final = {"token": None, "tokens_before": list[UUID]()}
+
 # A row's position among the offsets is its position in the other arrays.
 FINISH: Final = sql(f"""
-    WITH done AS (
+    WITH {MARK},
+    done AS (
         UPDATE relatum.collected_messages
         SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
             reason = (:reasons::text[])[array_position(:offsets::bigint[], stream_offset)],
@@ -233,19 +237,32 @@ class CollectorStore(CollectorMembers):
         return self._change((FORWARD, each) for each in self._by_stream(member, places, of_bulk=bulk_id))
 
     def finish(
-        self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
+        self,
+        member: int,
+        bulk_id: int,
+        results: Sequence[Result],
+        *,
+        connection: sa.Connection | None = None,
+        token: UUID | None = None,
     ) -> Stored:
-        """Store results of messages that this member still owns in this bulk."""
+        """Store results of messages that this member still owns in this bulk, and the token of a joined transaction."""
         try:
-            return self._finish(connection, member, bulk_id, results)
+            return self._finish(connection, member, bulk_id, results, token)
         except RowRefused:
             if connection is not None:
                 raise
             # Only a reason can contain refused text, which must not prevent the storing of the result.
-            ascii_only = [replace(each, reason=_in_ascii(each.reason)) for each in results]
+            ascii_only = [each._replace(reason=_in_ascii(each.reason)) for each in results]
             return self._finish(None, member, bulk_id, ascii_only)
 
-    def _finish(self, connection: sa.Connection | None, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
+    def _finish(
+        self,
+        connection: sa.Connection | None,
+        member: int,
+        bulk_id: int,
+        results: Sequence[Result],
+        token: UUID | None = None,
+    ) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
         succeeded = (result.place for result in results if result.place not in others)
         changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
@@ -255,6 +272,9 @@ class CollectorStore(CollectorMembers):
             named["reasons"] = [result.reason for result in of_stream]
             named["retries_s"] = [result.retry_in_s for result in of_stream]
             changes.append((FINISH, named))
+        for place, (_, named) in enumerate(changes):
+            # The first statement writes the token, which saves a round trip.
+            named |= _UNMARKED if token is None or place else self._tokens.of(token)
         return self._change(changes, connection)
 
     def _change(
@@ -287,9 +307,11 @@ class CollectorStore(CollectorMembers):
             for (offset,) in self._database.rows(UNFINISHED, each)
         }
 
-    def transaction(self, stop: threading.Event | None = None) -> AbstractContextManager[sa.Connection]:
-        """Open a transaction for an executor to join. Settles a commit in doubt, unless `stop` is set."""
-        return self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop)
+    def transaction(
+        self, store: Callable[[sa.Connection, UUID], object] | None = None, stop: threading.Event | None = None
+    ) -> AbstractContextManager[sa.Connection]:
+        """Open a transaction for an executor to join; see `Tokens`. Settles a commit in doubt, unless `stop` is set."""
+        return self._tokens.transaction(self._joined.engine, store, within_s=math.inf, stop=stop)
 
     # --- taking over --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -153,7 +154,7 @@ class BulkConsumer:
             if failures:
                 self._finish(bulk, failures, stored)
             if rest:
-                self._execute(replace(bulk, messages=rest), stored, span)
+                self._execute(bulk if len(rest) == len(bulk) else replace(bulk, messages=rest), stored, span)
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
             # Without a result, this member would own the messages until it ends, and never consume them.
             failure, done = self._defect(error), {result.place for result in stored}
@@ -257,11 +258,9 @@ class BulkConsumer:
         Exactly-once depends on the statement that stores the results: it must find each row still forwarded, in this
         bulk, by this member. Otherwise the transaction is rolled back, with everything that the executor wrote.
         """
-        shared = self._shared
         while bulk.messages:
             try:
-                with shared.store.transaction(shared.abandoned) as connection:
-                    return self._write_joined(bulk, connection, span)
+                return self._execute_once(bulk, span)
             except _RolledBack as end:
                 if end.stored is None:
                     return end.results, None
@@ -274,7 +273,21 @@ class BulkConsumer:
                 return self._results(bulk, None, error), None
         return [], None
 
-    def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> tuple[list[Result], Stored]:
+    def _execute_once(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
+        store, results, stored = self._shared.store, list[Result](), Stored(frozenset(), None)
+
+        def finish(connection: sa.Connection, token: UUID) -> None:
+            nonlocal stored
+            stored = store.finish(self._shared.member, bulk.id, results, connection=connection, token=token)
+            if len(stored.places) < len(results):
+                raise _RolledBack(results, stored)
+
+        # Results lock rows, so they are stored at the end: the executor's transaction may be idle for any time.
+        with store.transaction(finish, self._shared.abandoned) as connection:
+            results = self._write_joined(bulk, connection, span)
+        return results, stored
+
+    def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> list[Result]:
         results, raised = self._call_executor(replace(bulk, connection=connection), span)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
@@ -285,11 +298,7 @@ class BulkConsumer:
             ) from raised
         if raised is not None:
             raise _RolledBack(results, None)
-        results = self._publish_dead(bulk, results, lambda run: run())
-        stored = self._shared.store.finish(self._shared.member, bulk.id, results, connection=connection)
-        if len(stored.places) < len(results):
-            raise _RolledBack(results, stored)
-        return results, stored
+        return self._publish_dead(bulk, results, lambda run: run())
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -326,7 +335,7 @@ class BulkConsumer:
 
         def failed(result: Result) -> Result:
             both = Failure(f"{result.reason}; no dead letter: {refused[result.place]}")
-            return replace(result, status=OutcomeStatus.FAILED, reason=both.stored_reason)
+            return result._replace(status=OutcomeStatus.FAILED, reason=both.stored_reason)
 
         return [failed(each) if each.place in refused else each for each in results]
 
