@@ -110,7 +110,7 @@ class _Publisher(LateBound):
         # After a time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator, until)
+        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator_or_error(), until)
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 

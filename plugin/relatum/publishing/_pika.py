@@ -176,7 +176,7 @@ class Publisher(Replacement):
             is_refused = code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error)
-        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator, self.final_at(error))
+        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:

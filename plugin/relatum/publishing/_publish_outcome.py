@@ -166,12 +166,13 @@ def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
 class Unsettled:
     """A message with an unknown outcome.
 
+    `locator`: The locator, or the error that `settle` raises instead of a search.
     `final_at`: The `time.monotonic()` from which absence proves that the message will not arrive: by then the broker
     has closed the connection that sent the message. None: no such time.
     """
 
     sent: SentMessage
-    locator: Locator
+    locator: Locator | ConfigurationError
     final_at: float | None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
@@ -207,6 +208,8 @@ class _Settlement:
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
     ) -> None:
+        if isinstance(unsettled.locator, ConfigurationError):
+            raise unsettled.locator
         now = time.monotonic()
         if timeout_s is None:
             final = unsettled.final_at
