@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from struct import Struct
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel
@@ -77,7 +77,7 @@ class _Publisher(LateBound):
         self._interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic()
+        sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
         counts, tag = self._interception.counts, self._underlay.delivery_tag
         try:
             result = await self.__wrapped__(*args, **kwargs)

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from pika import BasicProperties, BlockingConnection
@@ -118,14 +118,14 @@ class Publisher(Replacement):
         properties = self._stamped(properties or None, body)
         if self._records:
             interception.watch(exchange, routing_key)
-        frames, began_s = self.connection.frames_sent, monotonic()
+        frames, began = self.connection.frames_sent, (monotonic(), time())
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         except Exception as error:
             # pika encodes the whole message before it queues the first frame: without a new frame, nothing was sent.
             if self.connection.frames_sent == frames:
                 raise
-            sent = exchange, routing_key, properties.message_id, properties.headers, body, began_s
+            sent = exchange, routing_key, properties.message_id, properties.headers, body, *began
             ended = self._outcome(error, sent)
             raise interception.counts.sent_and_failed(ended) from error
         interception.counts.published += 1

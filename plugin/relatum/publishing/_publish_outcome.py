@@ -354,12 +354,13 @@ def begin_of(reader: StreamReader, stream: str, sent: SentMessage) -> datetime |
 
     The broker's clock now shows at least the time of the stream's last chunk. When the message was sent, it showed at
     least that time minus the time elapsed since. The bound holds for any difference between the clocks of client and
-    broker, and regardless of when the failure was detected.
+    broker, and regardless of when the failure was detected. A sleep of this machine counts only by its wall clock.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
     if latest_ms is None:
         return None
-    elapsed = timedelta(seconds=time.monotonic() - sent.monotonic_s)
+    elapsed_s = max(time.monotonic() - sent.monotonic_s, time.time() - sent.sent_at.timestamp())
+    elapsed = timedelta(seconds=elapsed_s)
     begin = min(sent.sent_at, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
     return begin - timedelta(seconds=CLOCK_SKEW_S)
 
