@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Self
 
 from relatum.wire import frames
-from relatum.wire.frames import Code, Command
-from tests.unit.wire_samples import answered
+from relatum.wire.frames import Code, Command, Start
+from tests.unit.wire_samples import answered, deliver, record, sized
 
 
 @contextlib.contextmanager
@@ -136,3 +136,21 @@ class SilentLeader(EmptyNode):
         if rest is None:
             return super()._answer(key, body)
         return answered(key, struct.unpack_from(">I", body)[0], body=rest)
+
+
+class EmptiedLeader(SilentLeader):
+    """Delivers a message at offset 100 to each subscription at an offset, and has none left for other requests."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if key == Command.METADATA and not body[8:]:
+            return sized(struct.pack(">HHIII", key | frames.RESPONSE_BIT, 1, struct.unpack(">II", body)[0], 0, 0))
+        answer = super()._answer(key, body)
+        if key == Command.SUBSCRIBE:
+            cursor = frames.Cursor(body, 4)
+            number, _, kind = cursor.take(1), cursor.string(), cursor.uint16()
+            chunk = deliver(record(b"last"), 1, 1)
+            answer += sized(chunk[:4] + number + chunk[5:]) if kind == Start.OFFSET else b""
+        return answer

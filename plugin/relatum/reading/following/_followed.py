@@ -272,10 +272,14 @@ class Followed:
         return finding
 
     def _skip_gap(self, held: HeldChunk, finding: Finding) -> None:
-        """Continue after a gap. If the stream now begins after the next offset, retention made it: report a hole."""
+        """Continue after a gap. If the stream now begins after the next offset, retention made it: report a hole.
+
+        An empty stream had the chunk a moment ago, so retention has dropped all messages up to it.
+        """
         self._attached()
-        first = None if finding.bounds is None else finding.bounds.first
-        if first is not None and first > self.next_offset and held.first_offset > self.next_offset:
+        assert finding.bounds is not None, "they are queried for a gap"
+        first = finding.bounds.first
+        if (first is None or first > self.next_offset) and held.first_offset > self.next_offset:
             self._put(Hole(self.stream, self.number, self.next_offset, held.first_offset))
         self.next_offset = max(self.next_offset, held.first_offset)
 

@@ -33,6 +33,7 @@ from relatum.reading import (
     StreamPlaces,
     StreamReader,
     agreement,
+    bounds_of_known,
 )
 from relatum.reading.following._connections import Connections
 from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
@@ -190,7 +191,7 @@ class StreamFollower:
                 stream=stream,
             )
         omits_bounds = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
-        return Finding(found, None if omits_bounds else reader.bounds(stream))
+        return Finding(found, None if omits_bounds else bounds_of_known(reader, stream))
 
     async def missing_error(self, stream: str) -> RelatumError | None:
         """Return the error of a stream that a node does not know: it is missing, or a queue. None if it exists."""
