@@ -150,7 +150,7 @@ def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_nam
 
 
 def test_erased_credentials_do_not_hide_the_clients_error(amqp_url: str, stream_name: str) -> None:
-    """A lost connection raises pika's error even if Relatum has no login to read the stream: only `settle` needs one."""
+    """A lost connection raises pika's error even if Relatum has no login for streams, which only `settle` needs."""
     with Proxy.to(amqp_url) as proxy:
         parameters = pika.URLParameters(proxy.url(amqp_url))
         user = parameters.credentials

@@ -238,7 +238,7 @@ class Interception:
         return self._locator
 
     def locator_or_error(self) -> Locator | ConfigurationError:
-        """Return the locator, or why this login cannot read streams, for `settle`: the client's error must not be lost."""
+        """Return the locator, or the error why this login cannot read streams, which only `settle` raises."""
         try:
             return self.locator
         except ConfigurationError as error:
