@@ -138,11 +138,18 @@ class SilentLeader(EmptyNode):
         return answered(key, struct.unpack_from(">I", body)[0], body=rest)
 
 
-class EmptiedLeader(SilentLeader):
-    """Delivers a message at offset 100 to each subscription at an offset, and has none left for other requests."""
+class OneChunk(SilentLeader):
+    """Has one chunk of `count` messages from an offset on, which subscriptions of some kinds get.
 
-    def __init__(self) -> None:
+    It leads its streams, or names the port of their leader.
+    """
+
+    def __init__(self, first: int, count: int, *kinds: Start, leader_port: int = 0) -> None:
+        self._chunk = deliver(record(b"x") * count, count, count, first=first)
+        self._kinds = kinds or tuple(Start)
+        self._leader = 1 if leader_port else 0
         super().__init__(-1)
+        self._other_port = leader_port or 1
 
     def _answer(self, key: int, body: bytes) -> bytes:
         if key == Command.METADATA and not body[8:]:
@@ -151,6 +158,5 @@ class EmptiedLeader(SilentLeader):
         if key == Command.SUBSCRIBE:
             cursor = frames.Cursor(body, 4)
             number, _, kind = cursor.take(1), cursor.string(), cursor.uint16()
-            chunk = deliver(record(b"last"), 1, 1)
-            answer += sized(chunk[:4] + number + chunk[5:]) if kind == Start.OFFSET else b""
+            answer += sized(self._chunk[:4] + number + self._chunk[5:]) if kind in self._kinds else b""
         return answer

@@ -5,7 +5,7 @@ whether the stream is the same: the message is in it, or a different one. The fo
 
 - if nothing or only earlier records arrive: the node lags, or the stream lost its end or was declared again;
 - if the first chunk begins after the known message, or a later chunk after the next offset: retention dropped records,
-  the stream has a gap, or it is a different stream.
+  the stream has a gap, or it is a different stream. Records that only this node dropped are read from another node.
 
 Chunks that arrive before the answer are queued.
 """
@@ -254,10 +254,11 @@ class Followed:
         return True
 
     async def _query_leader(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Query the leader; see `StreamFollower.look`."""
+        """Query the leader; see `StreamFollower.look`. With `is_end` False, the chunk `held` begins after a gap."""
         follower = self._follower
+        gap = None if is_end or held is None else (self.next_offset, held.first_offset)
         try:
-            finding = await follower.look(self.stream, known, is_end)
+            finding = await follower.look(self.stream, known, gap)
         except Exception as error:
             if any(isinstance(each, Interrupted) for each in self._inbox):
                 raise Interrupted from error
