@@ -78,7 +78,9 @@ class _Publisher(LateBound):
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
         sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
-        counts, tag = self._interception.counts, self._underlay.delivery_tag
+        counts, before = self._interception.counts, self._underlay.delivery_tag
+        if isinstance(properties, OwnProperties):
+            properties.channel = self._underlay
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -88,11 +90,11 @@ class _Publisher(LateBound):
             lost = AMQPConnectionError("the connection was lost before the broker answered")
             raise counts.sent_and_failed(self._outcome(lost, sent, is_last=False)) from error
         except Exception as error:
-            # aiormq decrements the tag if it did not send the message.
-            published = self._underlay.delivery_tag - tag
-            if published == 0 or isinstance(error, (TypeError, ValueError)):
+            # aiormq decrements the channel's last tag if it did not send the message.
+            last, tag = self._underlay.delivery_tag, getattr(properties, "delivery_tag", before + 1)
+            if tag is None or last < tag or isinstance(error, (TypeError, ValueError)):
                 raise
-            raise counts.sent_and_failed(self._outcome(error, sent, is_last=published == 1)) from error
+            raise counts.sent_and_failed(self._outcome(error, sent, is_last=last == tag)) from error
         counts.published += 1
         if isinstance(result, DeliveredMessage):
             counts.errors["unroutable"] += 1
@@ -215,7 +217,19 @@ def _encoded_name(name: Any) -> bytes:
 
 
 class OwnProperties(Basic.Properties):
+    """Properties that Relatum creates for one message. `delivery_tag` is the message's, once aiormq has encoded it.
+
+    Other messages may take tags, or give them back, between the call of `basic_publish` and the encoding.
+    """
+
     # Do not define `__slots__`: pamqp would read it instead of the slots of `Basic.Properties`.
+    channel: Any = None
+    delivery_tag: int | None = None
+
+    def marshal(self) -> bytes:
+        if self.channel is not None:
+            self.delivery_tag = self.channel.delivery_tag
+        return super().marshal()
 
     def encode_property(self, name: str, value: Any) -> bytes:
         try:
