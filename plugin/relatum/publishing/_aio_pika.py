@@ -10,6 +10,7 @@ import copy
 import struct
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
 from time import monotonic, time
@@ -227,7 +228,7 @@ class OwnProperties(Basic.Properties):
     delivery_tag: int | None = None
 
     def marshal(self) -> bytes:
-        if self.channel is not None:
+        with suppress(AttributeError, ReferenceError):  # another wrapper may keep it longer than its channel lives
             self.delivery_tag = self.channel.delivery_tag
         return super().marshal()
 
