@@ -251,7 +251,9 @@ def _tapped(
                 # A user that may not bind may not unbind either.
                 with suppress(ChannelClosedByBroker):
                     _unbind(connection, each)
-            for name in declared:
+            # A concurrent call may have tapped other exchanges into these streams.
+            used = {each.stream for tap_id, each in _stored(engine, address.vhost).items() if tap_id not in new}
+            for name in [name for name in declared if name not in used]:
                 with connection.channel() as channel:
                     channel.queue_delete(name)
             with transaction(engine) as stored:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Self
 
 from relatum.wire import frames
-from relatum.wire.frames import Code, Command
-from tests.unit.wire_samples import answered
+from relatum.wire.frames import Code, Command, Start
+from tests.unit.wire_samples import answered, deliver, record, sized
 
 
 @contextlib.contextmanager
@@ -136,3 +136,27 @@ class SilentLeader(EmptyNode):
         if rest is None:
             return super()._answer(key, body)
         return answered(key, struct.unpack_from(">I", body)[0], body=rest)
+
+
+class OneChunk(SilentLeader):
+    """Has one chunk of `count` messages from an offset on, which subscriptions of some kinds get.
+
+    It leads its streams, or names the port of their leader.
+    """
+
+    def __init__(self, first: int, count: int, *kinds: Start, leader_port: int = 0) -> None:
+        self._chunk = deliver(record(b"x") * count, count, count, first=first)
+        self._kinds = kinds or tuple(Start)
+        self._leader = 1 if leader_port else 0
+        super().__init__(-1)
+        self._other_port = leader_port or 1
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if key == Command.METADATA and not body[8:]:
+            return sized(struct.pack(">HHIII", key | frames.RESPONSE_BIT, 1, struct.unpack(">II", body)[0], 0, 0))
+        answer = super()._answer(key, body)
+        if key == Command.SUBSCRIBE:
+            cursor = frames.Cursor(body, 4)
+            number, _, kind = cursor.take(1), cursor.string(), cursor.uint16()
+            answer += sized(self._chunk[:4] + number + self._chunk[5:]) if kind in self._kinds else b""
+        return answer

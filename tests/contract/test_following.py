@@ -17,6 +17,8 @@ from relatum.common.waiting import Outages, Server
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
 from relatum.reading import Position, StreamReader, position_of
 from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
+from relatum.wire.frames import Start
+from tests.contract._node import OneChunk
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -224,6 +226,34 @@ def test_what_retention_took_is_a_hole(owner: Owner, bed: Bed) -> None:
     assert hole.to_offset >= first
     assert owner.offsets(bed.stream)[0] == hole.to_offset
     assert owner.kinds(bed.stream)[:3] == [Attached, Hole, Records]
+
+
+def url_of(node: OneChunk) -> str:
+    return f"rabbitmq-stream://u:p@127.0.0.1:{node.port}"
+
+
+def test_a_hole_is_reported_if_retention_took_the_rest_since() -> None:
+    """A gap is a hole also if the stream is empty when its leader is asked for its first message."""
+    with (
+        OneChunk(100, 1, Start.OFFSET) as node,
+        Owner(f"rabbitmq-stream://u:p@127.0.0.1:{node.port}", **QUICK) as owner,
+    ):
+        owner.follow("orders", start=3)
+        owner.wait_event("orders", Records)
+        assert owner.kinds("orders")[:3] == [Attached, Hole, Records]
+        assert owner.offsets("orders") == [owner.of("orders", Hole)[0].to_offset] == [100]
+
+
+def test_what_only_another_replica_has_dropped_is_read_from_the_leader() -> None:
+    """Each node applies retention on its own: a gap on one of them is not a gap in the stream."""
+    with (
+        OneChunk(3, 98) as leader,
+        OneChunk(100, 1, leader_port=leader.port) as node,
+        Owner(url_of(node), **QUICK) as owner,
+    ):
+        owner.follow("orders", start=3)
+        owner.wait_event("orders", Records)
+        assert owner.offsets("orders") == list(range(3, 101))
 
 
 def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:

@@ -117,6 +117,23 @@ async def test_a_publish_that_runs_out_of_time(amqp_url: str, stream_name: str, 
             await task
 
 
+async def test_a_tag_that_another_publish_gives_back(amqp_url: str, stream_name: str) -> None:
+    """A sent message is not taken for unsent if an earlier one gives its tag back, as one does that was never sent."""
+    async with open_way(amqp_url) as way:
+        underlay = await way.channel.get_underlay_channel()
+        way.proxy.mode = "blackhole_replies"
+        async with underlay.lock:
+            underlay.delivery_tag += 1
+            task = asyncio.create_task(way.publish(stream_name))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            underlay.delivery_tag -= 1
+        await until(lambda: len(underlay.confirmations) == 1)
+        way.proxy.reset()
+        with pytest.raises(PublishOutcomeUnknown):
+            await task
+
+
 async def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: str) -> None:
     """A reset leaves publishes in flight of unknown outcome, and the reconnected exchanges publish with ids."""
     with Proxy.to(amqp_url) as proxy:

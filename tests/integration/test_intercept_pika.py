@@ -10,7 +10,7 @@ from opentelemetry.instrumentation.pika import PikaInstrumentor
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import HeadersRefused, PublishOutcomeUnknown, PublishRejected
+from relatum.errors import ConfigurationError, HeadersRefused, PublishOutcomeUnknown, PublishRejected
 from tests.contract._clients import Queue, new_queue
 from tests.support import unique_name
 from tests.support.proxy import Proxy
@@ -147,6 +147,23 @@ def test_a_reset_connection_leaves_the_outcome_unknown(amqp_url: str, stream_nam
         with pytest.raises(pika.exceptions.AMQPError) as after:
             channel.basic_publish("", stream_name, b"")
         assert not isinstance(after.value, PublishOutcomeUnknown)
+
+
+def test_erased_credentials_do_not_hide_the_clients_error(amqp_url: str, stream_name: str) -> None:
+    """A lost connection raises pika's error even if Relatum has no login for streams, which only `settle` needs."""
+    with Proxy.to(amqp_url) as proxy:
+        parameters = pika.URLParameters(proxy.url(amqp_url))
+        user = parameters.credentials
+        parameters.credentials = pika.PlainCredentials(user.username, user.password, erase_on_connect=True)
+        channel = relatum.intercept(BlockingConnection(parameters)).channel()
+        channel.confirm_delivery()
+        proxy.mode = "blackhole_replies"
+        channel.connection._impl.ioloop.call_later(0.2, proxy.reset)
+        with pytest.raises(pika.exceptions.StreamLostError) as caught:
+            channel.basic_publish("", stream_name, b"")
+        assert isinstance(caught.value, PublishOutcomeUnknown)
+        with pytest.raises(ConfigurationError, match="erase_on_connect"):
+            caught.value.settle()
 
 
 @pytest.mark.parametrize("ours_first", [True, False])

@@ -183,6 +183,25 @@ def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, 
             on_thread(lambda: relatum.publish(channel, "", place.stream, b"").wait())
 
 
+@pytest.mark.parametrize("confirming_already", [False, True])
+def test_a_busy_channel_confirms_the_right_messages(
+    place: Place, recorded: dict[str, Any], confirming_already: bool
+) -> None:
+    """While a channel waits for an answer, pika holds back `confirm.select`, but no message."""
+    with running(place.amqp, **recorded) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+
+        def publish() -> list[relatum.Receipt]:
+            channel.basic_qos(prefetch_count=10, callback=lambda _: None)
+            if confirming_already:
+                channel.confirm_delivery(lambda _: None)
+            return [relatum.publish(channel, "", name, b"") for name in (unique_name(), place.stream)]
+
+        lost, stored = on_thread(publish)
+        assert stored.wait()
+        assert isinstance(lost.error, PublishUnroutable)
+
+
 def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, recorded: dict[str, Any]) -> None:
     """A receipt whose connection ended before the confirm is of unknown outcome, which the stream settles."""
     with Proxy.to(place.amqp) as proxy, running(proxy.url(place.amqp), **recorded) as (connection, on_thread):

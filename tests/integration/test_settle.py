@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aio_pika
@@ -87,6 +87,19 @@ def test_a_stored_message_is_found_however_wrong_the_clock_is(place: Place, ahea
     assert unsettled.sent.monotonic_s < ended
     ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
     assert streams_of(sure(unsettled, sent_at=ahead).settle(90)) == [place.stream]
+
+
+def test_a_sleep_after_the_send_does_not_hide_the_message(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the machine sleeps after a send, the monotonic clock stands still, and the search begins before the send."""
+
+    class AfterSleep(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(hours=1)
+
+    monkeypatch.setattr("relatum.publishing._locate.datetime", AfterSleep)
+    unsettled, _ = lost(place)
+    assert unsettled.sent.sent_at <= datetime.now(UTC)
 
 
 def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place, short_stream: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pika
+import psycopg
 import pytest
 import sqlalchemy as sa
 from pika import BasicProperties, BlockingConnection
@@ -21,6 +23,7 @@ from relatum.tapping import Tap, defined_taps, tap, untap
 from relatum_consumer import Relations, Status
 from tests.support import broker_connection, record, unique_name, wait_until
 from tests.support.rabbitmq_tools import run_tool
+from tests.support.standstill import somebody_waits
 from tests.support.tapped import add_users, as_user
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
@@ -263,6 +266,29 @@ def test_the_permissions_that_are_needed(bed: Bed) -> None:
     untap(as_user(bed.url, "tapper"), bed.database, exchange, stream=stream)
     bed.publish(exchange, b"two")
     assert bed.bodies(stream, 1) == [b"one"]
+
+
+def test_a_refused_tap_leaves_a_stream_that_another_call_taps_into(bed: Bed) -> None:
+    """Of two concurrent calls for one stream, the refused one does not delete the copies of the other."""
+    exchange, other = unique_name("permitted"), unique_name("other")
+    stream = f"tap.{exchange}"
+    for name in (exchange, other):
+        bed.channel.exchange_declare(name, "topic", durable=True)
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(bed.database) as session:
+        session.execute("LOCK TABLE relatum.taps IN EXCLUSIVE MODE")
+        refused = threads.submit(bed.tap, exchange, "no-read", stream=stream)
+        somebody_waits(bed.database)
+        bed.channel.queue_declare(stream, durable=True, arguments=SMALL.arguments())
+        bed.publish("", b"copy", stream)
+        session.execute(
+            "INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key) VALUES ('/', %s, 'topic', %s, '#')",
+            [other, stream],
+        )
+        session.commit()
+        with pytest.raises(AccessRefused):
+            refused.result(90)
+    assert [each.exchange for each in defined_taps(bed.database)] == [other]
+    assert bed.bodies(stream, 1) == [b"copy"]
 
 
 def test_publishers_get_their_confirms_and_returns(bed: Bed) -> None:

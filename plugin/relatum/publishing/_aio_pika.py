@@ -10,9 +10,10 @@ import copy
 import struct
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel
@@ -77,8 +78,10 @@ class _Publisher(LateBound):
         self._interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic()
-        counts, tag = self._interception.counts, self._underlay.delivery_tag
+        sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
+        counts, before = self._interception.counts, self._underlay.delivery_tag
+        if isinstance(properties, OwnProperties):
+            properties.channel = self._underlay
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -88,11 +91,11 @@ class _Publisher(LateBound):
             lost = AMQPConnectionError("the connection was lost before the broker answered")
             raise counts.sent_and_failed(self._outcome(lost, sent, is_last=False)) from error
         except Exception as error:
-            # aiormq decrements the tag if it did not send the message.
-            published = self._underlay.delivery_tag - tag
-            if published == 0 or isinstance(error, (TypeError, ValueError)):
+            # aiormq decrements the channel's last tag if it did not send the message.
+            last, tag = self._underlay.delivery_tag, getattr(properties, "delivery_tag", before + 1)
+            if tag is None or last < tag or isinstance(error, (TypeError, ValueError)):
                 raise
-            raise counts.sent_and_failed(self._outcome(error, sent, is_last=published == 1)) from error
+            raise counts.sent_and_failed(self._outcome(error, sent, is_last=last == tag)) from error
         counts.published += 1
         if isinstance(result, DeliveredMessage):
             counts.errors["unroutable"] += 1
@@ -110,7 +113,7 @@ class _Publisher(LateBound):
         # After a time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator, until)
+        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator_or_error(), until)
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 
@@ -215,7 +218,19 @@ def _encoded_name(name: Any) -> bytes:
 
 
 class OwnProperties(Basic.Properties):
+    """Properties that Relatum creates for one message. `delivery_tag` is the message's, once aiormq has encoded it.
+
+    Other messages may take tags, or give them back, between the call of `basic_publish` and the encoding.
+    """
+
     # Do not define `__slots__`: pamqp would read it instead of the slots of `Basic.Properties`.
+    channel: Any = None
+    delivery_tag: int | None = None
+
+    def marshal(self) -> bytes:
+        with suppress(AttributeError, ReferenceError):  # another wrapper may keep it longer than its channel lives
+            self.delivery_tag = self.channel.delivery_tag
+        return super().marshal()
 
     def encode_property(self, name: str, value: Any) -> bytes:
         try:

@@ -237,6 +237,13 @@ class Interception:
             self._locator = locator
         return self._locator
 
+    def locator_or_error(self) -> Locator | ConfigurationError:
+        """Return the locator, or the error why this login cannot read streams, which only `settle` raises."""
+        try:
+            return self.locator
+        except ConfigurationError as error:
+            return error
+
     def check_receipts(self) -> None:
         """Check that receipts are possible: there is a database, and no known conflict with its key definitions."""
         if self.options.database is None:

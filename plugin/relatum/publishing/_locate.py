@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -97,14 +97,15 @@ class SentMessage:
         headers: dict[str, Any] | None,
         body: Any,
         monotonic_s: float | None = None,
+        time_s: float | None = None,
     ) -> "SentMessage":
-        """Describe a message that was passed to the client at `monotonic_s`, or will be passed now (None).
+        """Describe a message that was passed to the client at `monotonic_s` and `time_s`, or will be passed now (None).
 
-        A lost connection may be detected minutes later, so the caller must read the clock before it sends.
+        A lost connection may be detected minutes later, so the caller must read the clocks before it sends. It must
+        read both: while a machine sleeps, the monotonic clock stands still.
         """
-        now = time.monotonic()
-        sent_s = now if monotonic_s is None else monotonic_s
-        at = datetime.now(UTC) - timedelta(seconds=now - sent_s)
+        sent_s = time.monotonic() if monotonic_s is None else monotonic_s
+        at = datetime.fromtimestamp(time.time() if time_s is None else time_s, UTC)
         content = body.encode() if isinstance(body, str) else bytes(body)
         headers = headers or {}
         request = headers.get(RECEIPT_HEADER)

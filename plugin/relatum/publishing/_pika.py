@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from pika import BasicProperties, BlockingConnection
@@ -22,6 +22,7 @@ from pika.exceptions import (
     NackError,
     UnroutableError,
 )
+from pika.spec import Confirm
 
 from relatum.common.processes import refuse_in_child
 from relatum.errors import (
@@ -73,6 +74,7 @@ class Publisher(Replacement):
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
         """The last delivery tag of a callback channel in confirm mode, counted from the publishes; else None."""
+        self._held_select: Any = None
         self.confirms: Any = None
         """The receipts of a callback channel that wait for confirms."""
         refuse_in_child(self, "an intercepted connection")
@@ -116,20 +118,39 @@ class Publisher(Replacement):
         properties = self._stamped(properties or None, body)
         if self._records:
             interception.watch(exchange, routing_key)
-        frames, began_s = self.connection.frames_sent, monotonic()
+        frames, began = self.connection.frames_sent, (monotonic(), time())
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
         except Exception as error:
             # pika encodes the whole message before it queues the first frame: without a new frame, nothing was sent.
             if self.connection.frames_sent == frames:
                 raise
-            sent = exchange, routing_key, properties.message_id, properties.headers, body, began_s
+            sent = exchange, routing_key, properties.message_id, properties.headers, body, *began
             ended = self._outcome(error, sent)
             raise interception.counts.sent_and_failed(ended) from error
         interception.counts.published += 1
-        if self.delivery_tag is not None:
+        if self.delivery_tag is not None and self._is_confirming():
             self.delivery_tag += 1
         return result
+
+    def begin_counting(self) -> None:
+        """Count delivery tags from now on: `confirm_delivery` was called."""
+        if self.delivery_tag is None:
+            self.delivery_tag = 0
+            held = (each for each in self.channel._blocked if isinstance(each[0], Confirm.Select))
+            self._held_select = next(held, None)
+
+    def _is_confirming(self) -> bool:
+        """Return whether confirm mode has begun: while a channel waits for an answer, pika holds back its request."""
+        if self._held_select not in self.channel._blocked:
+            self._held_select = None
+        return self._held_select is None
+
+    def begin_confirms(self) -> None:
+        """Send a request for confirm mode now if pika holds one back: messages would overtake it."""
+        if not self._is_confirming():
+            self.channel._send_method(Confirm.Select(nowait=True))
+            self._held_select = None
 
     def _stamped(self, given: Any, body: Any) -> BasicProperties:
         if given is None:
@@ -155,7 +176,7 @@ class Publisher(Replacement):
             is_refused = code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error)
-        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator, self.final_at(error))
+        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
@@ -212,7 +233,7 @@ def _intercept_channel(connection: "BlockingConnection | Connection", channel: A
 
         def begin_counting(*_args: Any, **_kwargs: Any) -> None:
             if interception.active:
-                publisher.delivery_tag = publisher.delivery_tag or 0
+                publisher.begin_counting()
 
         install(channel, "confirm_delivery", AfterCall(lambda: channel, "confirm_delivery", begin_counting))
 

@@ -85,6 +85,7 @@ def publish(
     confirms: _Confirms | None = None
     if isinstance(publisher.channel, Channel):
         confirms = publisher.confirms = publisher.confirms or _Confirms(publisher.channel, publisher)
+        publisher.begin_confirms()
     elif not publisher.channel._delivery_confirmation:
         publisher.channel.confirm_delivery()
     # Create the receipt before sending: the locator may refuse the connection's credentials.

@@ -166,12 +166,13 @@ def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
 class Unsettled:
     """A message with an unknown outcome.
 
+    `locator`: The locator, or the error that `settle` raises instead of a search.
     `final_at`: The `time.monotonic()` from which absence proves that the message will not arrive: by then the broker
     has closed the connection that sent the message. None: no such time.
     """
 
     sent: SentMessage
-    locator: Locator
+    locator: Locator | ConfigurationError
     final_at: float | None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
@@ -207,6 +208,8 @@ class _Settlement:
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
     ) -> None:
+        if isinstance(unsettled.locator, ConfigurationError):
+            raise unsettled.locator
         now = time.monotonic()
         if timeout_s is None:
             final = unsettled.final_at
@@ -351,12 +354,13 @@ def begin_of(reader: StreamReader, stream: str, sent: SentMessage) -> datetime |
 
     The broker's clock now shows at least the time of the stream's last chunk. When the message was sent, it showed at
     least that time minus the time elapsed since. The bound holds for any difference between the clocks of client and
-    broker, and regardless of when the failure was detected.
+    broker, and regardless of when the failure was detected. A sleep of this machine counts only by its wall clock.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
     if latest_ms is None:
         return None
-    elapsed = timedelta(seconds=time.monotonic() - sent.monotonic_s)
+    elapsed_s = max(time.monotonic() - sent.monotonic_s, time.time() - sent.sent_at.timestamp())
+    elapsed = timedelta(seconds=elapsed_s)
     begin = min(sent.sent_at, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
     return begin - timedelta(seconds=CLOCK_SKEW_S)
 

@@ -5,7 +5,7 @@ whether the stream is the same: the message is in it, or a different one. The fo
 
 - if nothing or only earlier records arrive: the node lags, or the stream lost its end or was declared again;
 - if the first chunk begins after the known message, or a later chunk after the next offset: retention dropped records,
-  the stream has a gap, or it is a different stream.
+  the stream has a gap, or it is a different stream. Records that only this node dropped are read from another node.
 
 Chunks that arrive before the answer are queued.
 """
@@ -254,10 +254,11 @@ class Followed:
         return True
 
     async def _query_leader(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Query the leader; see `StreamFollower.look`."""
+        """Query the leader; see `StreamFollower.look`. With `is_end` False, the chunk `held` begins after a gap."""
         follower = self._follower
+        gap = None if is_end or held is None else (self.next_offset, held.first_offset)
         try:
-            finding = await follower.look(self.stream, known, is_end)
+            finding = await follower.look(self.stream, known, gap)
         except Exception as error:
             if any(isinstance(each, Interrupted) for each in self._inbox):
                 raise Interrupted from error
@@ -272,10 +273,14 @@ class Followed:
         return finding
 
     def _skip_gap(self, held: HeldChunk, finding: Finding) -> None:
-        """Continue after a gap. If the stream now begins after the next offset, retention made it: report a hole."""
+        """Continue after a gap. If the stream now begins after the next offset, retention made it: report a hole.
+
+        An empty stream had the chunk a moment ago, so retention has dropped all messages up to it.
+        """
         self._attached()
-        first = None if finding.bounds is None else finding.bounds.first
-        if first is not None and first > self.next_offset and held.first_offset > self.next_offset:
+        assert finding.bounds is not None, "they are queried for a gap"
+        first = finding.bounds.first
+        if (first is None or first > self.next_offset) and held.first_offset > self.next_offset:
             self._put(Hole(self.stream, self.number, self.next_offset, held.first_offset))
         self.next_offset = max(self.next_offset, held.first_offset)
 

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Annotated, Any, Final, TypeGuard, TypeVar
@@ -18,6 +19,7 @@ from relatum.errors import (
     ConfigurationError,
     ReadTimeout,
     RelatumError,
+    StreamNotHere,
     StreamUnavailable,
     UsedAfterClose,
 )
@@ -33,6 +35,7 @@ from relatum.reading import (
     StreamPlaces,
     StreamReader,
     agreement,
+    bounds_of_known,
 )
 from relatum.reading.following._connections import Connections
 from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
@@ -172,15 +175,16 @@ class StreamFollower:
             failures=delivery.event_counts[Failed],
         )
 
-    async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
+    async def look(self, stream: str, known: Position | None, gap: tuple[int, int] | None) -> Finding:
         """Query the stream's leader: whether a known message is unchanged, and the stream's bounds.
 
-        `is_end`: Omit the bounds if the message is unchanged or expired.
-        Raises `StreamUnavailable` if the leader gives no answer now.
+        `gap`: The offset after the last record, and the first offset of the next chunk. None: there is no gap; the
+        bounds are omitted if the message is unchanged or expired.
+        Raises `StreamUnavailable` if the leader gives no answer now, `StreamNotHere` if it has messages in the gap.
         """
-        return await self._query(self._query_leader, stream, known, is_end)
+        return await self._query(self._query_leader, stream, known, gap)
 
-    def _query_leader(self, stream: str, known: Position | None, is_end: bool) -> Finding:
+    def _query_leader(self, stream: str, known: Position | None, gap: tuple[int, int] | None) -> Finding:
         reader = self.reader()
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
@@ -189,8 +193,18 @@ class StreamFollower:
                 "starting, or the leader is unreachable; the follower will query again",
                 stream=stream,
             )
-        omits_bounds = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
-        return Finding(found, None if omits_bounds else reader.bounds(stream))
+        if gap is None and found in (Agreement.SAME, Agreement.EXPIRED):
+            return Finding(found, None)
+        bounds = bounds_of_known(reader, stream)
+        if gap is not None and gap[0] < gap[1] and bounds.holds(gap[0]):
+            # Each node applies retention on its own. An iteration reads from the leader.
+            with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
+                if next(messages, None) is not None:
+                    message = (
+                        f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
+                    )
+                    raise StreamNotHere(message, stream=stream)
+        return Finding(found, bounds)
 
     async def missing_error(self, stream: str) -> RelatumError | None:
         """Return the error of a stream that a node does not know: it is missing, or a queue. None if it exists."""
