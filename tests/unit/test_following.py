@@ -94,10 +94,10 @@ class Bench:
         self.seen.append(f"begin at {self.begun_at}")
         return Subscription(followed, 0)
 
-    async def look(self, _stream: str, position: Position | None, is_end: bool) -> Finding:
+    async def look(self, _stream: str, position: Position | None, gap: tuple[int, int] | None) -> Finding:
         of = f" of {position.offset}" if position else ""
-        self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
-        self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
+        self.seen.append("ask" + of + (" and not of the begin" if gap is None else ""))
+        self.asked, self.is_end = asyncio.get_running_loop().create_future(), gap is None
         return await self.asked
 
     def on_attached(self, _: object) -> None:
