@@ -208,15 +208,26 @@ def test_what_is_released_keeps_no_connection(place: Place) -> None:
         wait_until(lambda: not line._peers, what="the connections are closed")
 
 
-def test_a_broker_that_starts_is_waited_for(place: Place, private_servers: LocalServers) -> None:
-    """Settling waits for a broker that denies its streams just after its boot."""
+@pytest.mark.parametrize("by_default_exchange", [True, False])
+def test_a_broker_that_starts_is_waited_for(
+    place: Place, private_servers: LocalServers, by_default_exchange: bool
+) -> None:
+    """Settling waits for a broker that denies its streams, or their bindings, just after its boot."""
     rabbitmq = private_servers.rabbitmq
     stream = unique_name()
     declare_stream(rabbitmq.broker_url, stream)
     there = replace(place, amqp=rabbitmq.broker_url, stream_url=rabbitmq.stream_url, stream=stream)
-    unsettled, _ = lost(there)
-    unsettled.settle(90)
-    rabbitmq.kill()
+    if by_default_exchange:
+        unsettled, _ = lost(there)
+        unsettled.settle(90)
+        rabbitmq.kill()
+    else:
+        with broker_connection(there.amqp) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(stream, "fanout", durable=True)
+            channel.queue_bind(stream, stream)
+        unsettled, _ = lost(there, exchange=stream)
+        rabbitmq.stop()
     starting = threading.Thread(target=rabbitmq.start)
     starting.start()
     try:

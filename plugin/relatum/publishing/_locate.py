@@ -242,7 +242,9 @@ class Locator:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bindings) >= _EXCHANGES_MAX:
                 self._bindings.clear()
-            self._bindings[exchange] = now, bound
+            if bound:
+                # Without this condition, an answer of a starting broker would hold for a minute.
+                self._bindings[exchange] = now, bound
             if not (bound or self._configured_streams):
                 self._warn_once(
                     "the streams that exchange %r routes to are unknown, so receipts may be incomplete: name them "

@@ -217,7 +217,7 @@ class _Settlement:
         self._sent, self._locator, self._final_at = unsettled.sent, unsettled.locator, unsettled.final_at
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         streams = checked_names("streams", streams)
-        self._deadline = now + timeout_s
+        self._began, self._deadline = now, now + timeout_s
         self._again = again
         self._searches = {name: _StreamSearch(self._sent, name) for name in streams}
         self._is_exact = bool(streams)
@@ -240,10 +240,8 @@ class _Settlement:
             if not self._searches:
                 where = self._locator.destinations(self._sent)
                 if not where.streams:
-                    raise ConfigurationError(
-                        f"the streams that exchange {self._sent.exchange!r} routes to are unknown: name them in "
-                        "settle(streams=…) or intercept(…, streams=[…])"
-                    )
+                    # A starting broker may not have restored its bindings yet.
+                    raise NotFound(f"no stream is bound to exchange {self._sent.exchange!r}")
                 self._searches = {name: _StreamSearch(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:
@@ -264,7 +262,9 @@ class _Settlement:
             raise PublishRejected(
                 f"message {self._sent.message_id} is in no stream and can no longer arrive: publish it again"
             )
-        if time.monotonic() >= self._deadline:
+        # An exchange without streams is hopeless long before the broker closes a lost connection.
+        is_hopeless = isinstance(failure, NotFound) and not searches and time.monotonic() >= self._began + WAIT_S
+        if is_hopeless or time.monotonic() >= self._deadline:
             # If the broker answered the previous search, a timeout of the last search does not make it unavailable.
             was_cut_short = self._has_broker_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
