@@ -1,7 +1,9 @@
 """Layouts of super streams, the rules that balance over them, what a message is routed by, and affinity handles."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -225,6 +227,17 @@ def test_other_rules() -> None:
     assert placed(orders().affinity("hash", name="hello2")) == layout.route("hello2").stream
     assert placed(orders().affinity("weighted", weights={"orders-0": 0, "orders-2": 0})) == "orders-1"
     assert placed(orders().affinity(lambda _name, candidates: len(candidates) - 1)) == "orders-2"
+
+
+def test_a_function_for_one_set_is_not_kept_for_all() -> None:
+    """A publisher may pass a new function for each set, for weeks."""
+    super_stream, rule = orders(), lambda _name, _candidates: 0
+    kept = weakref.ref(rule)
+    with super_stream.affinity(rule) as handle:
+        placed(handle)
+    del rule, handle
+    gc.collect()
+    assert kept() is None
 
 
 @given(TEXTS, TEXTS)

@@ -78,7 +78,7 @@ class SuperStream(Target):
         self.route_by = route_by
         self._broker = broker
         self._fixed_layout = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
-        self._rules: dict[BalanceName | Balance, Balance] = {}
+        self._rules: dict[BalanceName, Balance] = {}
         self._open_handles: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._threads = Threads(1, "relatum-layout")
@@ -318,7 +318,10 @@ class AffinityHandle(Target, Closing):
         owner, weights = self._super_stream, self._weights
         with owner._lock:
             if self._partition is None:
-                rule = owner._rules.setdefault(self._balance, balance_of(self._balance))
+                # A caller may pass another function for each set: these are not kept.
+                rule = balance_of(self._balance)
+                if isinstance(self._balance, str):
+                    rule = owner._rules.setdefault(self._balance, rule)
                 candidates = [
                     Candidate(each.stream, weights.get(each.stream, 1.0), owner._open_handles[each.stream])
                     for each in layout
