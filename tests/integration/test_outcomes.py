@@ -77,6 +77,14 @@ def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) ->
         assert outcome.reason == (None if status is SUCCEEDED else "no such order")
 
 
+def test_an_id_that_no_message_can_have_disturbs_no_other_wait(collecting: Collecting, outcomes: Outcomes) -> None:
+    """Other programs choose ids: all waits share one query, which PostgreSQL must not refuse."""
+    collecting.all_at_once("id", SUCCEEDED)
+    impossible = ["\0", "\ud800"]
+    found = outcomes.of_many(["id", *impossible])
+    assert [found[each].status for each in ("id", *impossible)] == [SUCCEEDED, UNKNOWN, UNKNOWN]
+
+
 def test_many_are_asked_at_once(collecting: Collecting, outcomes: Outcomes) -> None:
     """Each id asked has an outcome, in the order asked; more than one question holds them all."""
     collecting.collect("b", 1)
