@@ -1,6 +1,8 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others continue."""
 
 import secrets
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
@@ -118,6 +120,24 @@ def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
     with away, pytest.raises(BrokerUnavailable) as caught:
         away.publish(place.stream, b"lost", pika.BasicProperties())
     assert "secret" not in str(caught.value)
+
+
+def test_a_confirm_counts_for_its_own_message_only(place: Place) -> None:
+    """An exception from outside may interrupt the wait for a confirm, which then arrives before the next message's."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with Proxy.to(place.amqp) as line, DirectPublisher(BrokerAddress.of(line.url(place.amqp)), "a letter") as publisher:
+        publisher.publish(place.stream, b"first", pika.BasicProperties())
+        line.mode = "frozen"
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish("no such stream", b"second", pika.BasicProperties())
+        signal.signal(signal.SIGALRM, before)
+        threading.Timer(0.5, setattr, [line, "mode", "pass"]).start()
+        publisher.publish(place.stream, b"third", pika.BasicProperties())
 
 
 def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
