@@ -342,9 +342,11 @@ class _StreamSearch:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:
             return f"the stream {self._stream!r} was not read to its end; settle the message again"
-        if bounds.first and self._begin is not None:
-            first_ms = _chunk_ms(reader, self._stream, "first")
-            if first_ms is None or first_ms > self._begin.timestamp() * 1000:
+        if self._begin is not None:
+            # Read again: retention may have dropped messages since.
+            first = _chunk(reader, self._stream, "first")
+            is_later = first is None or (first.chunk_ms or 0) > self._begin.timestamp() * 1000
+            if is_later and (first is None or first.first_offset):
                 return f"retention has dropped messages of that time from {self._stream!r}, which may have had it"
         return ""
 
@@ -356,22 +358,21 @@ def begin_of(reader: StreamReader, stream: str, sent: SentMessage) -> datetime |
     least that time minus the time elapsed since. The bound holds for any difference between the clocks of client and
     broker, and regardless of when the failure was detected. A sleep of this machine counts only by its wall clock.
     """
-    latest_ms = _chunk_ms(reader, stream, "last")
-    if latest_ms is None:
+    latest = _chunk(reader, stream, "last")
+    if latest is None:
         return None
     elapsed_s = max(time.monotonic() - sent.monotonic_s, time.time() - sent.sent_at.timestamp())
     elapsed = timedelta(seconds=elapsed_s)
-    begin = min(sent.sent_at, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
+    begin = min(sent.sent_at, datetime.fromtimestamp((latest.chunk_ms or 0) / 1000, UTC) - elapsed)
     return begin - timedelta(seconds=CLOCK_SKEW_S)
 
 
-def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
-    """Return when the first or last chunk was written; None if the stream is empty."""
+def _chunk(reader: StreamReader, stream: str, which: Any) -> RecordBatch | None:
+    """Return the beginning of the first or last chunk; None if the stream is empty."""
     batches = reader.batches(stream, which, follow=False, credit=1)
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:
             if batch is None:
                 raise ReadTimeout(f"stream {stream!r} delivered no messages in time, although it has some")
-            chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
-            return chunk_ms
+            return cast("RecordBatch", batch)
     return None
