@@ -115,7 +115,8 @@ class EmptyNode(Node):
         nodes = struct.pack(">I", len(own) + 1)
         for reference, (host, port) in enumerate([*own, (self._other_host, self._other_port)]):
             nodes += struct.pack(">H", reference) + frames.string(host) + struct.pack(">I", port)
-        leader, replicas = len(own) * self._leader, struct.pack(f">I{len(own) + 1}H", len(own) + 1, *range(len(own) + 1))
+        leader, count = len(own) * self._leader, len(own) + 1
+        replicas = struct.pack(f">I{count}H", count, *range(count))
         places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HH", Code.OK, leader) + replicas
         answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
         return struct.pack(">I", len(answer)) + answer

@@ -15,7 +15,7 @@ from relatum.common.closing import PeriodicThread, close_when_dropped
 from relatum.common.processes import after_fork, refuse_in_child
 from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, UsedAfterFork
-from relatum.reading._login import PasswordFunction
+from relatum.reading import Broker, BrokerAddress
 from tests.support.forking import in_child
 
 
@@ -88,14 +88,15 @@ def test_a_child_asks_for_the_password_by_itself() -> None:
         answer.wait()
         return "token"
 
-    _, password = (PasswordFunction(token) for _ in range(2))
-    asking = threading.Thread(target=password)
+    first, second = (BrokerAddress.of(Broker("amqp://nowhere", password=token)) for _ in range(2))
+    assert first.password_function == second.password_function
+    asking = threading.Thread(target=second.secret)
     asking.start()
     asked.wait()
 
     def in_the_child() -> str:
         answer.set()
-        return password()
+        return second.secret()
 
     assert in_child(in_the_child) == "token"
     answer.set()

@@ -240,8 +240,8 @@ class _Settlement:
             if not self._searches:
                 where = self._locator.destinations(self._sent)
                 if not where.streams:
-                    # A starting broker may not have restored its bindings yet.
-                    raise NotFound(f"no stream is bound to exchange {self._sent.exchange!r}")
+                    # Handled below: a starting broker may not have restored its bindings yet.
+                    raise NotFound(f"no stream is bound to exchange {self._sent.exchange!r}")  # noqa: TRY301
                 self._searches = {name: _StreamSearch(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:

@@ -105,14 +105,14 @@ class Followed:
                 await self._next_item()
             finally:
                 self._inbox.clear()
-        except (StreamNotHere, ChunkCorrupt) as error:
+        except (StreamNotHere, ChunkCorrupt) as refused:
             # Each node has its own files: another one may have what this one lacks or has damaged.
             try:
                 self.node = await self._follower.connections.other_node(self.stream, self.node)
             except StreamNotHere as none_left:
-                raise (error if isinstance(error, ChunkCorrupt) else none_left) from None
-            if isinstance(error, ChunkCorrupt):
-                logger.warning("reading stream %r from another node: %s", self.stream, error)
+                raise (refused if isinstance(refused, ChunkCorrupt) else none_left) from None
+            if isinstance(refused, ChunkCorrupt):
+                logger.warning("reading stream %r from another node: %s", self.stream, refused)
         except StreamNotFound as missing:
             if error := await self._follower.missing_error(self.stream):
                 raise error from missing
