@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -346,11 +346,16 @@ class Catalog:
             vhost=self.vhost,
         )
 
-    def streams(self, names: Sequence[str] | None) -> list[PresentStream]:
-        """Read from the database the recorded streams with these names or super streams; None: all recorded streams."""
+    def streams(self, names: Sequence[str] | None, *, even_replaced: bool = False) -> list[PresentStream]:
+        """Read from the database the recorded streams with these names or super streams; None: all recorded streams.
+
+        `even_replaced`: Without names, include the streams that lookups leave out because they were replaced.
+        """
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
-        left_out = self.left_out() if names is None else ()
+        left_out: Collection[str] = ()
+        if names is None:
+            left_out = self._others[1] if even_replaced else self.left_out()
         return [PresentStream(*row) for row in rows if row[1] not in left_out]
 
 
