@@ -10,7 +10,7 @@ from typing import Self
 
 from relatum.wire import frames
 from relatum.wire.frames import Code, Command
-from tests.unit.wire_samples import answered
+from tests.unit.wire_samples import answered, deliver, record, sized
 
 
 @contextlib.contextmanager
@@ -136,3 +136,14 @@ class SilentLeader(EmptyNode):
         if rest is None:
             return super()._answer(key, body)
         return answered(key, struct.unpack_from(">I", body)[0], body=rest)
+
+
+class LaggingNode(EmptyNode):
+    """A replica that has the offsets 0 and 1 of each stream, whose leader is the other node."""
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if key != Command.SUBSCRIBE:
+            return super()._answer(key, body)
+        chunk = bytearray(deliver(record(b"0") + record(b"1"), 2, 2, first=0))
+        chunk[4] = body[4]  # the subscription
+        return answered(key, struct.unpack_from(">I", body)[0]) + sized(bytes(chunk))
