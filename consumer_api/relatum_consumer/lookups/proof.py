@@ -208,7 +208,9 @@ def evidence(
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     servers, keys, chunks = catalog.servers, tuple(key_ids), chunks or ChunkCache()
-    recorded, unusable = catalog.streams(names), catalog.unreadable_streams(names)
+    # Before and after the query: during it, a stream may be left out or tried again.
+    before, recorded = catalog.unreadable_streams(names), catalog.streams(names)
+    unusable = union_of(before, catalog.unreadable_streams(names))
     searched = all_names(servers, recorded, names)
     lasts = {stream.name for stream in recorded} if len(searched) > 1 and not needs_firsts else set()
     found = all_ends(servers, searched, is_named=names is not None, chunks=chunks, lasts=lasts)
@@ -241,6 +243,11 @@ def evidence(
     for stream in ends:
         result._add_gaps(stream, keys, is_proof=is_proof)
     return result
+
+
+def union_of(one: Iterable[UnreadableStream], other: Iterable[UnreadableStream]) -> tuple[UnreadableStream, ...]:
+    """Return the streams of both, each once, in order."""
+    return tuple(sorted({each.stream: each for each in (*one, *other)}.values()))
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
