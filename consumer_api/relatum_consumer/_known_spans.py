@@ -80,7 +80,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
             )
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
-    found.check_present(catalog, [name])
+    found.check_present(catalog, [name], key_ids)
     behind = [stream for stream, ends in found.ends.items() if not ranges[stream] or ranges[stream][-1][1] < ends.end]
     return KnownSpans(name, queried_us, tuple(spans), found, tuple(behind))
 

@@ -17,6 +17,7 @@ from relatum.errors import (
     StreamReplaced,
 )
 from relatum.keys import KeyDefinition
+from relatum.recording import prune
 from relatum.store.catalog import add_keys, remove_key
 from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
@@ -331,6 +332,25 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
     remove_key(place.engine, "host")
     with pytest.raises(KeyNotDefined):
         wait_until(lambda: not relations.find("host", "h"), what="the removed key is noticed")
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """A lookup that does not know yet that its key was removed does not say that there is no message."""
+    monkeypatch.setattr("relatum_consumer.lookups.catalog.CATALOG_AGE_S", 600.0)
+    place.put_recorded(order("a"))
+    assert relations.find("order_id", "a").ids == ((place.stream, 0),)
+    remove_key(place.engine, "order_id")
+    prune(place.amqp, place.engine.url)
+    for lookup in (
+        lambda: relations.find("order_id", "a", complete=complete),
+        lambda: relations.trace(("order_id", "a")),
+    ):
+        with pytest.raises(KeyNotDefined) as removed:
+            lookup()
+        assert removed.value.key == "order_id"
 
 
 def test_a_connection_that_the_database_closed_is_replaced(place: Place, relations: Relations) -> None:

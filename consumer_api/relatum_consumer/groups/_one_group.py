@@ -59,7 +59,7 @@ def assembled(
         view.add_unrecorded(known, group_id)
     rows = view.members_of([group_id]).get(group_id, [])
     if known is not None:
-        known.check_present(catalog, names)
+        known.check_present(catalog, names, [key_id])
     group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:

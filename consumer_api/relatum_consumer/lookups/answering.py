@@ -266,7 +266,7 @@ def answered(
         known = evidence_together(catalog, names, key_ids)
         found = find(known if complete else None)
         if complete or not found.hits:
-            known.check_present(catalog, names)
+            known.check_present(catalog, names, key_ids)
         return _concluded(catalog, known, found, was_read=complete)
 
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)

@@ -104,6 +104,11 @@ _OTHER_VHOSTS: Final = sql(
 )
 
 
+_REMOVED: Final = sql(
+    "SELECT name FROM relatum.keys WHERE key_id = ANY (:key_ids::smallint[]) AND removed_at IS NOT NULL"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A key and the value to search for, in canonical form."""
@@ -204,6 +209,12 @@ class Catalog:
             remedy = "`relatum keys list` lists the defined keys, `relatum keys add` defines one"
             raise KeyNotDefined(f"no key {key!r} is defined{hint}: {remedy}", key=key)
         return found
+
+    def check_in_force(self, key_ids: Iterable[int]) -> None:
+        """Check in the database that keys are in force; raises `KeyNotDefined`."""
+        for (name,) in self.servers.rows(_REMOVED, {"key_ids": list(key_ids)}):
+            self.forget()
+            raise KeyNotDefined(f"the key {name!r} was removed, and perhaps defined anew: repeat the lookup", key=name)
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
         """Return the definitions of keys; None for all keys."""

@@ -119,12 +119,14 @@ class Evidence:
             if key.key_id in self.new_keys and (sought is None or key.key_id in sought)
         )
 
-    def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """Check, after the index query, that each stream still has the `stream_id` of this evidence.
+    def check_present(self, catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> None:
+        """Check, after the index query, that the keys are in force, and that the streams have the ids of this evidence.
 
         Raises:
+            KeyNotDefined: a key was removed, so its rows may have been pruned.
             StreamReplaced: a stream was recorded anew or forgotten during the lookup, so the query may lack its rows.
         """
+        catalog.check_in_force(key_ids)
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:
             if name in self.ends and present.get(name) != stream_id:
