@@ -86,7 +86,12 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
 
 
 def still(catalog: Catalog, before: KnownSpans, by: KeyDefinition) -> KnownSpans:
-    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
+    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`.
+
+    Raises:
+        StreamReplaced: a stream was recorded anew or forgotten since.
+    """
+    before.evidence.check_present(catalog, [before.name], ())
     catalog.forget()
     definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:

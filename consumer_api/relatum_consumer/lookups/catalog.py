@@ -212,7 +212,8 @@ class Catalog:
 
     def check_in_force(self, key_ids: Iterable[int]) -> None:
         """Check in the database that keys are in force; raises `KeyNotDefined`."""
-        for (name,) in self.servers.rows(_REMOVED, {"key_ids": list(key_ids)}):
+        ids = list(key_ids)
+        for (name,) in self.servers.rows(_REMOVED, {"key_ids": ids}) if ids else ():
             self.forget()
             raise KeyNotDefined(f"the key {name!r} was removed, and perhaps defined anew: repeat the lookup", key=name)
 
