@@ -89,9 +89,15 @@ class Evidence:
         return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
-        """Read the unrecorded messages. A batch that cannot be unpacked makes its stream unproven."""
+        """Read the unrecorded messages.
+
+        A stream becomes unproven if a batch cannot be unpacked, or if its last message does not arrive: another node
+        than the one that knew the end may have answered, or the stream was declared again since.
+        """
+        reached: dict[str, int] = {}
 
         def check(message: Message) -> None:
+            reached[message.stream] = message.offset
             if isinstance(message.raw, UnreadableRecord):
                 self.unproven.add(message.stream)
             else:
@@ -99,6 +105,8 @@ class Evidence:
 
         for each in self.uncovered:
             servers.scan(each.stream, each.start, each.stop, check)
+            if reached.get(each.stream, -1) < each.stop - 1 == self.ends[each.stream].last:
+                self.unproven.add(each.stream)
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
         """Return the streams in `behind` that no recorder records now."""
