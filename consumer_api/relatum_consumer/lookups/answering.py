@@ -22,9 +22,9 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import ChunkCache, Message
-from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
+from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream, union_of
 from relatum_consumer.lookups.catalog import Catalog, replaced
-from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together, union_of
+from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
 
 ANSWER_MESSAGES_MAX: Final = 100_000
 """Maximum number of messages in one answer, which is held in memory. For more, use several time spans."""

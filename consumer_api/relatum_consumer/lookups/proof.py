@@ -40,7 +40,7 @@ from relatum.store.coverage import (
     proven,
 )
 from relatum.store.database import sql
-from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
+from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream, union_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
 
@@ -253,11 +253,6 @@ def evidence(
     for stream in ends:
         result._add_gaps(stream, keys, is_proof=is_proof)
     return result
-
-
-def union_of(one: Iterable[UnreadableStream], other: Iterable[UnreadableStream]) -> tuple[UnreadableStream, ...]:
-    """Return the streams of both, each once, in order."""
-    return tuple(sorted({each.stream: each for each in (*one, *other)}.values()))
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
