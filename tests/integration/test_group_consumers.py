@@ -208,6 +208,23 @@ def test_a_member_gets_back_what_it_had(place: Place) -> None:
         assert given(again, place.stream, consumer) == ids(1)
 
 
+class _EndedElsewhere(dict[str, Any]):
+    """Claims of which another thread ends each between two steps of this one."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().pop(key, default)
+
+
+def test_two_threads_may_end_a_claim_at_once(place: Place, relations: Relations) -> None:
+    """A renewal and an acknowledgement that both find a claim ended do not fail."""
+    place.put_recorded(*whole_group(1, 1))
+    with relations.groups(place.stream, consumer="billing") as groups:
+        (group,) = groups
+        groups._claims.held = _EndedElsewhere(groups._claims.held)
+        groups._claims.forget(group._claim)
+        assert not groups._claims.held
+
+
 def test_members_must_agree(place: Place, relations: Relations, streams: list[str]) -> None:
     """A consumer reads the same streams in the same order, for every member."""
     place.record(*streams)

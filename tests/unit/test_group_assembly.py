@@ -14,7 +14,6 @@ from relatum.reading import Message
 from relatum.recording.extractor import Extractor
 from relatum.wire.amqp10 import data_section
 from relatum_consumer.groups._assembly import Member, View, assemble, distinct, in_arrival
-from relatum_consumer.groups._consumer import Claim, Claims
 from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.groups._reading import check
@@ -127,19 +126,3 @@ def test_a_message_is_checked_against_what_a_recorder_would_store(
         assert not is_row
     else:
         assert is_row
-
-
-class _EndedElsewhere(dict[str, Claim]):
-    """Claims of which another thread ends each between two steps of this one."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().pop(key, default)
-
-
-def test_two_threads_may_end_a_claim_at_once() -> None:
-    """An acknowledgement and a renewal that both find the claim ended do not fail."""
-    claims = Claims(Servers(lambda *_: [], lambda: None), "member", 15.0)  # type: ignore[arg-type,return-value]
-    claim = Claim(ID, 1, 0, 1, 0, 0.0)
-    claims.held = _EndedElsewhere({ID: claim})
-    claims.forget(claim)
-    assert not claims.held
