@@ -37,6 +37,7 @@ from relatum.errors import (
     PublishNacked,
     PublishRejected,
     PublishUnroutable,
+    RelatumError,
 )
 from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
 
@@ -134,7 +135,7 @@ class DirectPublisher(Closing):
                 frame_max = connection._impl.params.frame_max
                 if frame_max and size + _FRAME_BYTES > frame_max:
                     # The broker would close the connection.
-                    raise HeadersRefused(
+                    raise HeadersRefused(  # noqa: TRY301 - raised again below
                         f"the properties of {self._what} take {size} bytes, and a frame of this connection can hold "
                         f"at most {frame_max - _FRAME_BYTES} of them; nothing was sent",
                         reason="too_large",
@@ -167,6 +168,12 @@ class DirectPublisher(Closing):
                 raise BrokerUnavailable(
                     f"the broker did not confirm {self._what} for {stream!r}; try again: {reason_text}"
                 ) from error
+            except RelatumError:
+                raise  # nothing was sent
+            except BaseException:
+                # Interrupted: pika would take a late confirm for that of the next message.
+                self._drop()
+                raise
 
     def _connected(self) -> BlockingConnection:
         if self._connection is not None:
