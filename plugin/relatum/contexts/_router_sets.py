@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
@@ -202,8 +203,11 @@ class SetLifecycle:
         """Record a confirmed message of a set: the set is in use, or ends with this message."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
-                self._thread.start()
+                # From Python 3.12 on, no thread can start at interpreter shutdown. The message was published anyway.
+                with suppress(RuntimeError):
+                    thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
+                    thread.start()
+                    self._thread = thread
             if not is_last:
                 self._used_names.add(name)
                 return
