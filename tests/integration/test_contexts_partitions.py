@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import Broker
-from relatum.contexts import MoveProgress, MoveState, SerializationContexts
+from relatum.contexts import MoveProgress, MoveState, SerializationContexts, consumers
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -116,6 +116,8 @@ def test_a_stream_is_not_deleted_before_a_consumer_that_was_away_has_seen_it(
     place.sql(f"{positions} SELECT 1, partition_id, 1 FROM relatum.super_stream_partitions WHERE stream = '{first}'")
     with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{second}'"):
         contexts.retire(second, delete=True, timeout_s=0)
+    status = consumers(contexts.super_stream, broker=place.broker, database=place.database)["billing"]
+    assert [(each.stream, each.position, each.lag) for each in status.partitions] == [(first, 1, 0), (second, 0, 1)]
     place.sql(f"{positions} SELECT 1, partition_id, 1 FROM relatum.super_stream_partitions WHERE stream = '{second}'")
     holds = "INSERT INTO relatum.serial_holds (consumer_id, partition_id, source_id, move_id, marker_offset, cursor"
     place.sql(
