@@ -37,6 +37,7 @@ from relatum.errors import (
     PublishNacked,
     PublishRejected,
     PublishUnroutable,
+    RelatumError,
 )
 from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
 
@@ -167,6 +168,12 @@ class DirectPublisher(Closing):
                 raise BrokerUnavailable(
                     f"the broker did not confirm {self._what} for {stream!r}; try again: {reason_text}"
                 ) from error
+            except RelatumError:
+                raise
+            except BaseException:
+                # Interrupted: the confirm of this message would count for the next one.
+                self._drop()
+                raise
 
     def _connected(self) -> BlockingConnection:
         if self._connection is not None:

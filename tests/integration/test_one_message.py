@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected
+from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected, PublishUnroutable
 from relatum.membership import GROUP_KEY
 from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message
@@ -97,6 +97,22 @@ def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
             publisher.close()  # publishing again opens another connection
             publisher.publish(place.stream, b"good", pika.BasicProperties())
     assert [message.body for message in place.messages()] == [b"good"] * 2
+
+
+def test_an_interrupted_message_confirms_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a publish before its confirm, which does not count for the next message."""
+
+    def interrupt(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with DirectPublisher(BrokerAddress.parse(place.amqp), "a test message") as publisher:
+        publisher.publish(place.stream, b"0", pika.BasicProperties())
+        monkeypatch.setattr(publisher._channel, "_flush_output", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish(place.stream, b"interrupted", pika.BasicProperties())
+        with pytest.raises(PublishUnroutable):
+            publisher.publish("no stream", b"1", pika.BasicProperties())
 
 
 def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
