@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relatum import errors
+from relatum import errors, metrics
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, forget_consumer
 from relatum.reading import StreamReader
 from relatum.superstreams import add_partition
@@ -301,7 +301,7 @@ def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
 
 
 def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
-    """A consumer that could not start because PostgreSQL was away consumes once it is back."""
+    """A consumer that could not start because PostgreSQL was away consumes and is measured once it is back."""
     stage.bed.publish(0, "a", "a1")
     with Proxy.to(stage.database_url) as proxy:
         member = stage.made(database_url=proxy.url(stage.database_url))
@@ -311,6 +311,8 @@ def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
         proxy.accepts = True
         member.start()
         assert consume(member, 1) == ["a1"]
+        gauges = [line for line in metrics.exposition().splitlines() if line.startswith("relatum_serial_partitions{")]
+        assert any(stage.bed.name in line for line in gauges)
         assert member.close()
 
 
