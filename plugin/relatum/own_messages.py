@@ -135,7 +135,7 @@ class DirectPublisher(Closing):
                 frame_max = connection._impl.params.frame_max
                 if frame_max and size + _FRAME_BYTES > frame_max:
                     # The broker would close the connection.
-                    raise HeadersRefused(
+                    raise HeadersRefused(  # noqa: TRY301 - raised again below
                         f"the properties of {self._what} take {size} bytes, and a frame of this connection can hold "
                         f"at most {frame_max - _FRAME_BYTES} of them; nothing was sent",
                         reason="too_large",

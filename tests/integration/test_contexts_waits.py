@@ -239,8 +239,9 @@ def test_a_move_to_a_deleted_stream_is_not_called_ended(
     """A router that cannot end an abandoned move logs why: its target's stream is gone."""
     leave(c, place.engine, MoveState.FENCED)
     channel.queue_delete(f"{c.super_stream}-1")
-    with ContextRouter(c.super_stream, place.database, ContextOptions(timeout_s=2.5)) as router:
-        with caplog.at_level(logging.INFO), pytest.raises(ContextMoving):
-            router.publish(channel, b"c1", of_context("c"))
+    options = ContextOptions(timeout_s=2.5)
+    caplog.set_level(logging.INFO)
+    with ContextRouter(c.super_stream, place.database, options) as router, pytest.raises(ContextMoving):
+        router.publish(channel, b"c1", of_context("c"))
     assert "another mover" not in caplog.text
     assert f"there is no stream '{c.super_stream}-1'".lower() in caplog.text.lower()

@@ -208,7 +208,7 @@ class Following:
         self._end_lost_holds(step, now)
 
     def _end_lost_holds(self, step: Step, now: float) -> None:
-        """End stored holds whose marker is gone: retention dropped it, and the database lacks that of an aborted move."""
+        """End stored holds whose marker retention dropped, and the database lacks, as that of an aborted move."""
         if not self._unread_holds or not self.log.is_caught_up:
             return
         lost = self._unread_holds - self.log.holds.keys()

@@ -283,7 +283,7 @@ class SetLifecycle:
         return is_done
 
     def _settle_unchecked(self) -> dict[str, Transient]:
-        """Make earlier messages valid: no later check includes a set that has ended. Return errors by the set's name."""
+        """Make earlier messages valid: no later check includes a set that has ended. Return the errors of sets."""
         unchecked, failures = self._core.publications.unchecked, dict[str, Transient]()
         if not len(unchecked):
             return failures
