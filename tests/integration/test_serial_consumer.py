@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors, metrics
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, forget_consumer
+from relatum.contexts import AsyncSerialConsumer, SerialBatch, SerialConsumer, forget_consumer
 from relatum.reading import StreamReader
 from relatum.superstreams import add_partition
 from tests.support import declare_stream, delete_stream, wait_until
@@ -224,6 +224,26 @@ def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
         bed.publish(0, "a", "new")
         assert consume(member, 1) == ["new"]
     assert re.search(r"stream '[^']+' (lost its end|replaced)", caplog.text)
+
+
+def test_a_handler_that_loses_a_batch_of_another_consumer_gets_its_own_again(stage: Stage) -> None:
+    """A handler that consumes from another consumer too, which lost its partition, gets the batch again."""
+    stage.bed.publish(0, "a", "a1")
+    given: list[bytes] = []
+    stop = threading.Event()
+
+    def handle(batch: SerialBatch) -> None:
+        given.extend(message.body for message in batch)
+        if len(given) == 1:
+            raise errors.PartitionLost("another consumer's", stream="another")
+        stop.set()
+
+    with stage.consumer() as member:
+        ends = threading.Timer(30.0, stop.set)
+        ends.start()
+        member.run(handle, stop)
+        ends.cancel()
+    assert given == [b"a1"] * 2
 
 
 def test_messages_are_acknowledged_as_the_next_are_asked_for(stage: Stage) -> None:

@@ -212,6 +212,8 @@ class ConsumerBase:
             yield
         except PartitionLost as error:
             log_failure(logger, error, "batch not consumed here", level=logging.INFO)
+            # The handler may have lost a batch of another consumer. If this batch is lost, this has no effect.
+            batch.give_back()
         except BaseException:
             batch.give_back()
             raise
