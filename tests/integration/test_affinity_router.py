@@ -194,6 +194,21 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
             sets.set_idle(wrong)  # type: ignore[arg-type]
 
 
+def test_weights_outlast_a_layout_that_is_read_again(
+    layout: Layout, sets: relatum.AffinitySets, place: Place, channel: BlockingChannel
+) -> None:
+    """Messages without a set avoid a partition of weight 0, also after a partition was found to be gone."""
+    avoided = layout.partitions[0].stream
+    before = len(place.messages(avoided))
+    sets.set_weights({avoided: 0})
+    with relatum.AffinityRouter(layout.super_stream, place.database, AffinityOptions(balance="weighted")) as router:
+        router.open(channel)
+        router._core.forget_layout()
+        for _ in range(6):
+            router.publish(channel, b"")
+    assert len(place.messages(avoided)) == before
+
+
 def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets) -> None:
     """One more is refused before anything is sent, until another is closed."""
     with faces.opened(open_sets_max=2) as router:

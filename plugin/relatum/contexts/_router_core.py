@@ -129,7 +129,12 @@ class RouterCore:
             self._vhost = self._vhost or address.vhost
             self.check_vhost(address.vhost)
             layout = describe_super_stream(source, self.super_stream)
-            self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+            # The broker does not know the weights: keep those that were read from the database.
+            weights = {row.stream: row.weight for row in self._candidates}
+            self._candidates = [
+                PartitionRow(0, each.stream, each.binding_key, each.place, weight=weights.get(each.stream, 1.0))
+                for each in layout
+            ]
             self.has_layout = True
             if needs_database:
                 self.control_streams = ControlStreams(address, self.options.header)
