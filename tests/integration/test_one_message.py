@@ -102,6 +102,22 @@ def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
     assert [message.body for message in place.messages()] == [b"good"] * 2
 
 
+def test_an_interrupted_message_confirms_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a publish before its confirm, which does not count for the next message."""
+
+    def interrupt(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with DirectPublisher(BrokerAddress.parse(place.amqp), "a test message") as publisher:
+        publisher.publish(place.stream, b"0", pika.BasicProperties())
+        monkeypatch.setattr(publisher._channel, "_flush_output", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish(place.stream, b"interrupted", pika.BasicProperties())
+        with pytest.raises(PublishUnroutable):
+            publisher.publish("no stream", b"1", pika.BasicProperties())
+
+
 def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
     """Publishing and closing end in time while no confirm comes, and continue once the broker answers."""
     with Proxy.to(place.amqp) as proxy:

@@ -93,6 +93,7 @@ class Member:
         self._holder: str | None = None
         self._surplus = 0
         self._leased_until = self._renew_at = -math.inf
+        metrics.report(self, super_stream=self._super_stream, consumer=self.store.name)
 
     def start(self) -> None:
         """Join, take free partitions, and start to read. A failed start releases everything."""
