@@ -1,14 +1,11 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others continue."""
 
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from functools import partial
 from typing import Any
-from unittest.mock import Mock
 
 import pika
 import pytest
@@ -21,7 +18,7 @@ from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
-from tests.support import unique_name, until_answered, wait_until
+from tests.support import until_answered, wait_until
 from tests.support._raw_publisher import RawPublisher, amqp_record
 from tests.support.collectors import COLLECTOR_FACES, Collecting, collectors_of
 from tests.support.groups import group_id, of_group, whole_group
@@ -137,28 +134,6 @@ def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
     with away, pytest.raises(BrokerUnavailable) as caught:
         away.publish(place.stream, b"lost", pika.BasicProperties())
     assert "secret" not in str(caught.value)
-
-
-class TimeIsUp(BaseException):
-    """As a framework ends a task that takes too long, wherever it is."""
-
-
-def test_an_interrupted_message_confirms_no_other(place: Place) -> None:
-    """After an interruption, the late confirm of one message does not count as that of the next."""
-    missing, before = unique_name("missing"), signal.signal(signal.SIGALRM, Mock(side_effect=TimeIsUp))
-    with Proxy.to(place.amqp) as proxy, ThreadPoolExecutor(1) as pool:
-        address = BrokerAddress.parse(proxy.url(place.amqp))
-        with DirectPublisher(address, "a test message") as publisher:
-            publisher.publish(place.stream, b"0", pika.BasicProperties())
-            proxy.mode = "frozen"
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
-            with pytest.raises(TimeIsUp):
-                publisher.publish(place.stream, b"1", pika.BasicProperties())
-            signal.signal(signal.SIGALRM, before)
-            sent = pool.submit(publisher.publish, missing, b"2", pika.BasicProperties())
-            proxy.mode = "pass"
-            with pytest.raises(PublishUnroutable):
-                sent.result()
 
 
 def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
