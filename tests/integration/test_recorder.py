@@ -17,7 +17,7 @@ from relatum import metrics
 from relatum.errors import ConfigurationError, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
-from relatum.recording import Recorder, prune, status
+from relatum.recording import Recorder, prune, set_record_time, status
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.recording.tails import is_same
 from relatum.store.catalog import add_keys, ensure_stream, remove_key
@@ -107,6 +107,18 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
         wait_until(lambda: tail_keys(place) == 1, what="the recorder drops the key")
     assert {key for key, _, _ in place.rows()} == {"order_id"}
     assert prune(place.amqp, place.database).rows[""] == 20
+
+
+def test_times_switched_while_recording_are_followed(place: Place) -> None:
+    """A running recorder stops recording a stream's times when they are switched off."""
+    with place.recording(keys=["order_id"]):
+        place.put(*orders(1))
+        place.wait_recorded()
+        set_record_time(place.amqp, place.database, place.stream, on=False)
+        tail = "SELECT with_time FROM relatum.coverage WHERE is_tail"
+        wait_until(lambda: place.sql(tail) == [(False,)], what="the recorder records no times")
+    place.put_recorded(*orders(1))
+    assert place.status().covered["time"] == [(0, 1)]
 
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:

@@ -8,7 +8,7 @@ recorded position is unchanged. The follower reads that message first.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlalchemy as sa
@@ -40,6 +40,11 @@ _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
 
+# Without rows that were replaced or forgotten since the caller read them.
+_RECORD_TIMES: Final = sql("""
+    SELECT stream_id, record_time FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -52,15 +57,20 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where each stream's recording continues: at its tail, or at a new tail if other keys are in force now."""
+    """Find where each stream's recording continues: at its tail, or at a new tail if other keys are in force now.
+
+    Streams that another recorder opens, or that were replaced or forgotten, are left out.
+    """
     by_id = {row.stream_id: row for row in rows}
-    ids = sorted(by_id)
     with transaction(engine) as connection:
+        # Times may have been switched on or off since the rows were read.
+        found = connection.execute(_RECORD_TIMES, {"stream_ids": list(by_id)})
+        with_time = {row.stream_id: row.record_time for row in found}
+        ids = sorted(with_time)
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
-        with_time = {row.stream_id: row.record_time for row in rows}
         current = {
             stream_id: tail
             for stream_id, tail in tails.items()
@@ -76,7 +86,8 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         current |= {row.stream_id: row for row in add_ranges(connection, new)}
         connection.execute(_BEGIN, {"stream_ids": sorted(current)})
     # The last position of all ranges: the tail of a stream that was only back-filled has none.
-    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
+    opened = {id_: replace(by_id[id_], record_time=with_time[id_]) for id_ in current}
+    return [Opened(opened[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
 
 
 def set_tail(
