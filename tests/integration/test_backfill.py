@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
@@ -98,6 +99,22 @@ def test_a_part_that_another_covered_meanwhile_is_not_written_again(place: Place
         together(*[partial(make_filler().complete, segment) for _ in range(6)])
     assert len(place.rows()) == 95
     assert skipped(place) == 5
+
+
+def test_a_part_is_written_once_whatever_the_databases_isolation_level(place: Place) -> None:
+    """Two fillers that have read the same messages write them once, also if the database's default level is higher."""
+    place.sql(f'ALTER DATABASE "{place.engine.url.database}" SET default_transaction_isolation = "repeatable read"')
+    place.engine.dispose()
+    place.put(*orders(5))
+    add_keys(place.engine, ["order_id"])
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with planned(place) as (make_filler, segment, _), ThreadPoolExecutor(2) as pool:
+        with place.engine.begin() as holder:
+            holder.execute(sa.text("SELECT FROM relatum.streams FOR UPDATE"))
+            fills = [pool.submit(make_filler().complete, segment) for _ in range(2)]
+            wait_until(lambda: len(place.sql(waiting)) == 2, what="both have written rows, and wait to cover them")
+        assert sorted(fill.result(60) for fill in fills) == [False, True]
+    assert len(place.rows()) == 5
 
 
 def test_new_streams_back_filled_at_once_get_one_tail(place: Place) -> None:
