@@ -212,6 +212,18 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
     assert fleeting.verify().ok
 
 
+def test_retention_that_overtakes_what_was_back_filled_is_a_hole(fleeting: Place) -> None:
+    """What retention drops between a back-fill and the first recorder is a hole, too."""
+    fleeting.put(*orders(10))
+    add_keys(fleeting.engine, ["order_id"])
+    fleeting.backfill()
+    fleeting.put(*BIG)
+    with fleeting.recording() as recorder:
+        fleeting.wait_recorded()
+        assert recorder.statistics().streams[fleeting.stream].hole_offsets > 0
+    assert {event.kind for event in fleeting.status().events} == {"hole"}
+
+
 def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: Place) -> None:
     """What retention dropped before a stream was first recorded is neither a gap nor a hole."""
     fleeting.put(*BIG)

@@ -246,7 +246,8 @@ def skip_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
     with transaction(engine) as connection:
         tail = _advance_tail(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
-        if tail.position is None:
+        # The tail of a stream that was only back-filled has no position.
+        if last_position(coverage_of(connection, [stream.stream_id])) is None:
             return 0
         hole = (tail.to_offset, to_offset)
         add_ranges(connection, [CoverageRow(stream.stream_id, *hole, kind="hole")])
