@@ -95,6 +95,8 @@ _ENDED: Final = sql("""
     WHERE replaced_at IS NOT NULL AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
     ORDER BY stream_id""")
 
+_DELETE_COVERAGE: Final = sql("DELETE FROM relatum.coverage WHERE stream_id = ANY (:ids::integer[])")
+
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
         AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)""")
@@ -111,10 +113,16 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
         return rows
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
-    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. The second pass
-    # deletes rows that it committed during the first.
-    for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
-        rows[table] += delete_all(engine, table, "stream_id = ANY (:ids::integer[])", batch_rows, ids=ids)
+    of_streams = "stream_id = ANY (:ids::integer[])"
+    for table in DERIVED:
+        rows[table] = delete_all(engine, table, of_streams, batch_rows, ids=ids)
+    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. Not by ctid, which a
+    # commit changes that this statement waits for.
+    with transaction(engine) as connection:
+        rows["coverage"] = connection.execute(_DELETE_COVERAGE, {"ids": ids}).rowcount
+    # Rows that it committed in the meantime.
+    for table in (*DERIVED, "relationships"):
+        rows[table] += delete_all(engine, table, of_streams, batch_rows, ids=ids)
     # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
     with transaction(engine) as connection:
