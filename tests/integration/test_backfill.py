@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
+from relatum.recording import forget
 from relatum.recording.backfilling import plan_backfill
 from relatum.recording.filler import Filler
-from relatum.recording.ranges import Segment
-from relatum.store.catalog import add_keys, streams_named
+from relatum.recording.ranges import Segment, lock_ranges
+from relatum.recording.tails import skip_hole
+from relatum.store.catalog import add_keys, lock_stream, streams_named
+from relatum.store.coverage import add_ranges, close_tails, tail_of
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as
 from tests.support.place import Place
+from tests.support.standstill import somebody_waits
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -125,6 +130,38 @@ def test_new_streams_back_filled_at_once_get_one_tail(place: Place) -> None:
     together(*[partial(place.backfill, keys=keys[number % 3]) for number in range(6)])
     assert sum(row[3] for row in coverage_rows(place)) == 1
     assert len(place.rows()) == 18 + 20
+
+
+def test_a_back_fill_and_a_recorder_that_opens_the_tail_do_not_deadlock(place: Place) -> None:
+    """A back-fill that waits for a recorder's new tail does not keep the recorder from adding it."""
+    place.put(*orders(3))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    place.put(*orders(2))
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as recorder:
+            tail = tail_of(recorder, streams_named(recorder, "/", [place.stream])[0].stream_id)
+            assert tail is not None
+            close_tails(recorder, [tail])
+            filling = pool.submit(place.backfill)
+            somebody_waits(place.database)
+            add_ranges(recorder, [tail._replace(from_offset=tail.to_offset)])
+        filling.result(60)
+
+
+def test_a_repair_and_a_recorder_at_a_hole_do_not_deadlock(place: Place) -> None:
+    """A recorder that skips a hole locks the stream before its tail, as repairs do."""
+    place.put_recorded(*orders(3), keys=["order_id"])
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as repair:
+            (stream,) = streams_named(repair, "/", [place.stream])
+            lock_stream(repair, stream.stream_id, key_share=True)
+            skipping = pool.submit(skip_hole, place.engine, stream, 10)
+            somebody_waits(place.database)
+            lock_ranges(repair, stream.stream_id, (0, INTEGER_MAX))
+        assert skipping.result(60) == 7
+    # There is no such hole.
+    forget(place.database, [place.stream])
 
 
 def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(fleeting: Place) -> None:

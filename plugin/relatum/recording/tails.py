@@ -67,6 +67,8 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         found = connection.execute(_RECORD_TIMES, {"stream_ids": list(by_id)})
         with_time = {row.stream_id: row.record_time for row in found}
         ids = sorted(with_time)
+        # Before the tails: repairs lock in this order.
+        connection.execute(_BEGIN, {"stream_ids": ids})
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
@@ -84,7 +86,6 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
             for stream_id, (at, position) in starts.items()
         ]
         current |= {row.stream_id: row for row in add_ranges(connection, new)}
-        connection.execute(_BEGIN, {"stream_ids": sorted(current)})
     # The last position of all ranges: the tail of a stream that was only back-filled has none.
     opened = {id_: replace(by_id[id_], record_time=with_time[id_]) for id_ in current}
     return [Opened(opened[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
@@ -244,8 +245,9 @@ def skip_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
     The offsets become a hole, unless no message was recorded before them.
     """
     with transaction(engine) as connection:
-        tail = _advance_tail(connection, stream, to_offset)
+        # Repairs lock the stream before its tail, too.
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
+        tail = _advance_tail(connection, stream, to_offset)
         # The tail of a stream that was only back-filled has no position.
         if last_position(coverage_of(connection, [stream.stream_id])) is None:
             return 0
