@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
-from relatum.recording import forget
+from relatum.recording import forget, upkeep
 from relatum.recording.backfilling import plan_backfill
 from relatum.recording.filler import Filler
 from relatum.recording.ranges import Segment, lock_ranges
@@ -192,6 +192,20 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
         with pytest.raises(CoverageConflict):
             make_filler().complete(segment)
     assert {key for key, _, _ in place.rows()} == {"order_id"}
+
+
+def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream declared again is recorded from its start, though a back-fill that wrote nothing planned to its end."""
+    monkeypatch.setattr(upkeep, "ENDS_S", 0.2)
+    add_keys(place.engine, ["order_id"])
+    place.put(*orders(5))
+    with planned(place):
+        place.declare_again()
+    place.put(*orders(2))
+    with place.recording():
+        wait_until(lambda: len(place.rows()) == 2, what="the stream's rows")
 
 
 def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:
