@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_names
-from relatum.errors import AnotherBroker, RelatumError, StreamNotFound
+from relatum.errors import AnotherBroker, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import Broker, BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error
 from relatum.recording.own_broker import check_broker
@@ -300,7 +300,13 @@ def _first_retained(
         return None
     found = bounds_or_error(reader, stream.name)
     if isinstance(found, StreamBounds):
-        return found.first
+        if found.is_proven:
+            return found.first
+        # A replica may have dropped messages that the leader retains.
+        message = (
+            f"the leader of the stream {stream.name!r} is unreachable, so its first offset is unknown: retry later"
+        )
+        found = StreamUnavailable(message, stream=stream.name)
     # Keep the rows of a missing stream: if it is declared again, the recorder detects whether it is the same.
     if not isinstance(found, StreamNotFound):
         report.failed[stream.name] = found
