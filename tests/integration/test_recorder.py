@@ -19,8 +19,8 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording import Recorder, prune, set_record_time, status
 from relatum.recording.embedded import EmbeddedRecorder
-from relatum.recording.tails import is_same
-from relatum.store.catalog import add_keys, ensure_stream, remove_key
+from relatum.recording.tails import is_same, open_streams
+from relatum.store.catalog import add_keys, ensure_stream, remove_key, streams_named
 from relatum.store.coverage import merged, tail_of
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
@@ -234,6 +234,17 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     assert (seen.first or 0) > 0
     assert (seen.gaps, seen.holes, seen.events) == ([], [], [])
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
+
+
+def test_what_retention_is_known_to_have_dropped_is_no_gap(place: Place) -> None:
+    """A tail is opened with the first offset of the last hole or prune: older offsets are not closed as gaps."""
+    place.put_recorded(*orders(3), keys=["order_id"])
+    with place.engine.begin() as connection:
+        (stale,) = streams_named(connection, "/", [place.stream])
+    for column, first in (("first_offset", 1), ("retained_from", 2)):
+        place.sql(f"UPDATE relatum.streams SET {column} = {first}")
+        (opened,) = open_streams(place.engine, [stale])
+        assert opened.stream.first_offset == first
 
 
 def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(

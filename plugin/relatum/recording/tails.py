@@ -40,9 +40,9 @@ _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
 
-# Without rows that were replaced or forgotten since the caller read them.
-_RECORD_TIMES: Final = sql("""
-    SELECT stream_id, record_time FROM relatum.streams
+# Columns that may have changed since the caller read the rows, without rows that were replaced or forgotten since.
+_PRESENT: Final = sql("""
+    SELECT stream_id, record_time, greatest(first_offset, retained_from) AS first_offset FROM relatum.streams
     WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
 
 
@@ -63,10 +63,9 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
     """
     by_id = {row.stream_id: row for row in rows}
     with transaction(engine) as connection:
-        # Times may have been switched on or off since the rows were read.
-        found = connection.execute(_RECORD_TIMES, {"stream_ids": list(by_id)})
-        with_time = {row.stream_id: row.record_time for row in found}
-        ids = sorted(with_time)
+        present = {row.stream_id: row._asdict() for row in connection.execute(_PRESENT, {"stream_ids": list(by_id)})}
+        ids = sorted(present)
+        by_id = {stream_id: replace(by_id[stream_id], **present[stream_id]) for stream_id in ids}
         # Before the tails: repairs lock in this order.
         connection.execute(_BEGIN, {"stream_ids": ids})
         ranges = coverage_by_stream(connection, ids)
@@ -76,19 +75,18 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         current = {
             stream_id: tail
             for stream_id, tail in tails.items()
-            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
+            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, by_id[stream_id].record_time, False)
         }
         closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in current])
         starts = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
         starts |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
         new = [
-            new_tail(stream_id, at, key_ids, with_time=with_time[stream_id], position=position)
+            new_tail(stream_id, at, key_ids, with_time=by_id[stream_id].record_time, position=position)
             for stream_id, (at, position) in starts.items()
         ]
         current |= {row.stream_id: row for row in add_ranges(connection, new)}
     # The last position of all ranges: the tail of a stream that was only back-filled has none.
-    opened = {id_: replace(by_id[id_], record_time=with_time[id_]) for id_ in current}
-    return [Opened(opened[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
+    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
 
 
 def set_tail(
