@@ -183,7 +183,7 @@ class Database:
     def _take_connection(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
         connection = self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
-        connection.idle_s = self._idle_s
+        connection.idle_s, connection.default_level = self._idle_s, psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
     def rows(

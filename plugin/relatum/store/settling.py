@@ -164,12 +164,13 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """Open a transaction as `Tokens.transaction` does, without settling a commit in doubt.
 
-    The caller may leave the transaction idle for any time. `store` locks rows that others may wait for: from then on,
-    the server ends the transaction if this process is suspended, as it ends the engine's other transactions.
+    It has the database's default isolation level. The caller may leave it idle for any time. `store` locks rows that
+    others may wait for: from then on, the server ends the transaction if this process is suspended, as it ends the
+    engine's other transactions.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
-        idle_s, driver.idle_s = driver.idle_s, None
+        idle_s, driver.idle_s, driver.default_level = driver.idle_s, None, None
         transaction = connection.begin()
         with transaction:
             with patient(connection, ONCE_STATEMENT_S):
