@@ -246,23 +246,6 @@ class CollectorStore(CollectorMembers):
         token: UUID | None = None,
     ) -> Stored:
         """Store results of messages that this member still owns in this bulk, and the token of a joined transaction."""
-        try:
-            return self._finish(connection, member, bulk_id, results, token)
-        except RowRefused:
-            if connection is not None:
-                raise
-            # Only a reason can contain refused text, which must not prevent the storing of the result.
-            ascii_only = [each._replace(reason=_in_ascii(each.reason)) for each in results]
-            return self._finish(None, member, bulk_id, ascii_only)
-
-    def _finish(
-        self,
-        connection: sa.Connection | None,
-        member: int,
-        bulk_id: int,
-        results: Sequence[Result],
-        token: UUID | None = None,
-    ) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
         succeeded = (result.place for result in results if result.place not in others)
         changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
@@ -275,7 +258,14 @@ class CollectorStore(CollectorMembers):
         for place, (_, named) in enumerate(changes):
             # The first statement writes the token, which saves a round trip.
             named |= _UNMARKED if token is None or place else self._tokens.of(token)
-        return self._change(changes, connection)
+        try:
+            return self._change(changes, connection)
+        except RowRefused:
+            ascii_only = [each._replace(reason=_in_ascii(each.reason)) for each in results]
+            if connection is not None or ascii_only == [*results]:
+                raise
+            # Only a reason can contain refused text, which must not prevent the storing of the result.
+            return self.finish(member, bulk_id, ascii_only)
 
     def _change(
         self, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], connection: sa.Connection | None = None
