@@ -448,6 +448,24 @@ def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
     assert member.forward(BULK, places(5)).places == places(5)
 
 
+def test_what_is_stored_while_its_member_leaves_is_taken_over(
+    member: StoreMember, database: Database, place: Place
+) -> None:
+    """A member whose last transaction the server has not ended when it leaves is not removed before others look."""
+    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
+        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "INSERT ON relatum.collected_messages"))  # type: ignore[arg-type]
+        gate.execute("SELECT pg_advisory_lock(1)")
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = %s"
+        adding = threads.submit(member.add, entries(0))
+        wait_until(lambda: gate.execute(waits, ["advisory"]).fetchone(), what="a transaction that ends late")
+        leaving = threads.submit(member.close)
+        wait_until(lambda: leaving.done() or gate.execute(waits, ["transactionid"]).fetchone(), what="leaving")
+        gate.execute("SELECT pg_advisory_unlock(1)")
+        assert adding.result().places == places(0)
+        leaving.result()
+    assert taken_over(StoreMember(database)) == [0]
+
+
 @pytest.mark.parametrize("status", [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED])
 def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: StoreMember, status: OutcomeStatus) -> None:
     """A publisher that repeated itself has several messages: none may hide behind another's success."""

@@ -240,7 +240,9 @@ class CollectorMembers:
         """End the lease, so that others can take over messages and streams immediately."""
         with self._database.transaction() as connection:
             connection.execute(LEAVE, {"id": member})
-            connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
+            # Skips this member while the server still runs a transaction of it, whose messages are not visible yet.
+            lapsed = list(connection.scalars(LOCK_LAPSED, self._values(of_member=0)))
+            connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
