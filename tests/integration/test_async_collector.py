@@ -157,6 +157,8 @@ async def test_a_run_waits_for_a_broker_that_is_away_when_it_starts(collecting: 
         await asyncio.to_thread(wait_until, lambda: proxy.refused, what="a start that failed")
         proxy.accepts = True
         await asyncio.to_thread(wait_until, lambda: taken, what="the message")
+        pool = collector._shared.store._database.pool
+        await asyncio.to_thread(wait_until, lambda: pool.idle, what="connections kept between statements")
         stop.set()
         await running
 
