@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pika
+import psycopg
 import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
@@ -26,6 +28,7 @@ from relatum.errors import (
     NotAStream,
     StreamNotFound,
 )
+from relatum.reading import Message
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -383,6 +386,27 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message is there now", "expired: ")
     assert "died" in (given_up.reason or "")
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
+
+
+def test_messages_of_collect_that_are_not_stored_are_lost_to_no_stream(
+    collecting: Collecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collector that closes before it stored messages of `collect` names them; its stream collects them later."""
+    collector, stream = collecting.collector(Consumer()), collecting.place.stream
+    properties = pika.BasicProperties(type="order", message_id="a")
+    given = [Message.from_amqp(name, 0, properties, b"a") for name in ("  first", stream)]
+    add = "INSERT INTO relatum.collector_sources (collector_id, stream) SELECT collector_id, %s FROM relatum.collectors"
+    with psycopg.connect(collecting.place.database) as gate:
+        collector.start()
+        wait_until(lambda: is_attached(collector, stream), what="the stream followed")
+        gate.execute(add, ["  first"])
+        assert collector.collect_many(given) == [True, True]
+        collecting.put("a")
+        assert not collector.close(0)
+        gate.rollback()
+    assert f"could not store 2 messages:   first@0, {stream}@0: the collector was closed" in caplog.text
+    with collecting.collector(Consumer()) as heir:
+        wait_status(heir, SUCCEEDED, "a")
 
 
 @pytest.mark.usefixtures("quick_rhythm")

@@ -19,11 +19,11 @@ from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
 from relatum.common.ids import MessageId
 from relatum.common.waiting import (
+    LOOK_S,
     ComponentLoop,
     Outages,
     Pauses,
     Threads,
-    ended,
     in_thread,
     log_failure,
     may_repeat,
@@ -258,7 +258,7 @@ class CollectorLoop:
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
             what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
             if isinstance(error, Abandoned):
-                logger.warning("%s: %s", what, ended(error))
+                logger.warning("%s: the collector was closed before PostgreSQL answered", what)
             else:
                 log_failure(logger, error, what)
             if isinstance(error, Conflict | RowRefused):
@@ -344,7 +344,8 @@ class CollectorLoop:
             lambda: not self.core.is_running, time.monotonic() + (0.0 if self.on_abandon is None else END_S)
         )
         try:
-            await self._until(lambda: not self._lots, time.monotonic() + END_S)
+            # A call ends, and is logged, up to `LOOK_S` after its deadline.
+            await self._until(lambda: not self._lots, time.monotonic() + END_S + 2 * LOOK_S)
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
             # `abandon` has given its database calls a deadline.
