@@ -250,6 +250,24 @@ async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apar
     assert sorted(told) == [(each, status) for each in ("made:0", "made:1") for status in ("collected", "succeeded")]
 
 
+async def test_an_executor_that_ends_while_its_loop_is_checked_has_succeeded(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that arrives as a check of the loop begins is not taken for a time-out of the executor."""
+    monkeypatch.setattr("relatum.collecting._async_collector.LOOP_CHECK_S", 0.0)
+
+    async def sleep(bulk: Bulk) -> None:
+        await asyncio.sleep(0.001)
+
+    async with no_task_left(), apart(sleep, bulk_messages=1, attempts=1) as collector:
+        await collector.collect_many(messages(200))
+        outcomes = collector.statistics().types["order"].outcomes
+        while sum(outcomes.values()) < 200:
+            await asyncio.sleep(0.01)
+            outcomes = collector.statistics().types["order"].outcomes
+    assert outcomes == {"succeeded": 200}
+
+
 async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
     """What would wait for itself does not: the collector closes behind an executor that asked for it."""
     answers: list[bool] = []
