@@ -99,6 +99,12 @@ class Outcome:
 _IDS_MAX: Final = 10_000
 """Maximum ids in one query."""
 
+_BATCH_IDS: Final = 1_000
+"""Ids that waits and handlers query at a time."""
+
+_BATCH_S: Final = 1.0
+"""Maximum seconds of such a query; the next poll retries a frozen server."""
+
 OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
         collected_at, forwarded_at, finished_at
@@ -221,27 +227,29 @@ class Outcomes(Closing):
     def _answers(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         """Yield outcomes that end waits or are new to handlers. A missing collector may start later: no error."""
         for collector in {each.collector for each in queries}:
-            ids = {number: each.message_id for number, each in enumerate(queries) if each.collector == collector}
-            with self._database.transaction() as connection:
-                found = read_outcomes(connection, ids.values(), collector=collector)
-            for number, message_id in ids.items():
-                outcome, reported = found[message_id], queries[number].reported
-                if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
-                    yield number, outcome
+            numbers = [number for number, each in enumerate(queries) if each.collector == collector]
+            for start in range(0, len(numbers), _BATCH_IDS):
+                batch = numbers[start : start + _BATCH_IDS]
+                # A deadline of its own: all batches together may take longer than a poll may.
+                with within(Deadline(_BATCH_S)), self._database.transaction() as connection:
+                    found = read_outcomes(connection, (queries[n].message_id for n in batch), collector=collector)
+                for number in batch:
+                    outcome, reported = found[queries[number].message_id], queries[number].reported
+                    if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
+                        yield number, outcome
 
     def _final_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
             yield from self._answers(queries)
 
-    def _new_outcomes(self, queries: Sequence[_Query]) -> list[tuple[int, Outcome]]:
+    def _new_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         try:
-            outcomes = list(self._answers(queries))
+            yield from self._answers(queries)
         except RelatumError as error:
             self._outages.failed(_HANDLER_QUERIES, error)
-            return []
-        self._outages.over(_HANDLER_QUERIES)
-        return outcomes
+        else:
+            self._outages.over(_HANDLER_QUERIES)
 
     def _require_open(self) -> None:
         if self._ending.has_passed:

@@ -185,6 +185,19 @@ def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, ou
     assert closed.wait(90)
 
 
+def test_more_handlers_than_one_poll_has_time_for_are_told(
+    collecting: Collecting, outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many messages are waited for, the time of one poll is no limit."""
+    monkeypatch.setattr("relatum.common.waiting._shared_wait.POLL_S", 0.05)
+    many = [Collected(MessageId("orders", n), f"m{n}", "order", 1, None) for n in range(5_000)]
+    collecting.add(many)
+    told: list[str] = []
+    for each in many:
+        outcomes.register_result_handler(lambda outcome: told.append(outcome.message_id), each.message_id)
+    wait_until(lambda: len(told) == len(many), what="all handlers called")
+
+
 async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str, earlier: Threads) -> None:
     """The asyncio face answers as the blocking one does, and one thread asks for all tasks that wait."""
     async with AsyncOutcomes(database_url) as asked:
