@@ -130,8 +130,7 @@ def read_outcomes(
     filters = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL cannot store a NUL, so no message has such an id.
-        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if _is_storable(message_id)]
         for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
     for outcomes in found.values():
@@ -141,6 +140,11 @@ def read_outcomes(
         message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
         for message_id, each in found.items()
     }
+
+
+def _is_storable(message_id: str) -> bool:
+    """Whether a message can have this id: PostgreSQL cannot store a NUL or a lone surrogate."""
+    return "\0" not in message_id and message_id.encode(errors="ignore").decode() == message_id
 
 
 _HANDLER_QUERIES: Final = "asking for outcomes that handlers wait for"

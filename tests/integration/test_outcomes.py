@@ -185,6 +185,18 @@ def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, ou
     assert closed.wait(90)
 
 
+@pytest.mark.parametrize("message_id", ["\0", "\ud800"])
+def test_an_id_that_no_message_can_have_is_unknown(collecting: Collecting, outcomes: Outcomes, message_id: str) -> None:
+    """Such an id is no error, and fails no other wait."""
+    assert outcomes.of(message_id).status is UNKNOWN
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(outcomes.wait, each, limit_s) for each, limit_s in [("id", 60), (message_id, 0.2)]]
+        with pytest.raises(NotFinishedInTime):
+            waits[1].result()
+        collecting.all_at_once("id", SUCCEEDED)
+        assert waits[0].result().status is SUCCEEDED
+
+
 def test_more_handlers_than_one_poll_has_time_for_are_told(
     collecting: Collecting, outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
