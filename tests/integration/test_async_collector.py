@@ -227,7 +227,14 @@ async def test_joined_executors_may_use_threads_as_many_as_they_are(
     assert ledger() == sorted(ids)
 
 
-async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apart: Apart) -> None:
+class Stop(BaseException):
+    """An error of an application that is no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Stop])
+async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(
+    apart: Apart, error: type[BaseException]
+) -> None:
     """A `CancelledError` of its own is an executor's failed attempt, and other handlers are still called."""
     attempts: list[int] = []
     told: list[tuple[str, str]] = []
@@ -235,10 +242,10 @@ async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apar
     async def cancelled(bulk: Bulk) -> None:
         attempts.append(bulk.messages[0].attempts)
         if len(attempts) == 1:
-            raise asyncio.CancelledError
+            raise error
 
     async def cancelled_handler(outcome: Outcome) -> None:
-        raise asyncio.CancelledError
+        raise error
 
     collector = apart(cancelled, bulk_messages=2, max_age_s=1.0, backoff_s=0.01)
     collector.register_result_handler(cancelled_handler)
