@@ -96,14 +96,11 @@ class Outcome:
         return self.status.is_final
 
 
-_IDS_MAX: Final = 10_000
+_IDS_MAX: Final = 1_000
 """Maximum ids in one query."""
 
-_BATCH_IDS: Final = 1_000
-"""Ids that waits and handlers query at a time."""
-
-_BATCH_S: Final = 1.0
-"""Maximum seconds of such a query; the next poll retries a frozen server."""
+_POLL_S: Final = 1.0
+"""Maximum seconds of each query of a poll, for any number of queries. The next poll retries a frozen server."""
 
 OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -130,7 +127,9 @@ def read_outcomes(
     filters = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if _is_storable(message_id)]
+        batch = ids[start : start + _IDS_MAX]
+        # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
+        batch = [each for each in batch if "\0" not in each and each == each.encode(errors="ignore").decode()]
         for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
     for outcomes in found.values():
@@ -140,11 +139,6 @@ def read_outcomes(
         message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
         for message_id, each in found.items()
     }
-
-
-def _is_storable(message_id: str) -> bool:
-    """Whether a message can have this id: PostgreSQL cannot store a NUL or a lone surrogate."""
-    return "\0" not in message_id and message_id.encode(errors="ignore").decode() == message_id
 
 
 _HANDLER_QUERIES: Final = "asking for outcomes that handlers wait for"
@@ -232,10 +226,9 @@ class Outcomes(Closing):
         """Yield outcomes that end waits or are new to handlers. A missing collector may start later: no error."""
         for collector in {each.collector for each in queries}:
             numbers = [number for number, each in enumerate(queries) if each.collector == collector]
-            for start in range(0, len(numbers), _BATCH_IDS):
-                batch = numbers[start : start + _BATCH_IDS]
-                # A deadline of its own: all batches together may take longer than a poll may.
-                with within(Deadline(_BATCH_S)), self._database.transaction() as connection:
+            for start in range(0, len(numbers), _IDS_MAX):
+                batch = numbers[start : start + _IDS_MAX]
+                with within(Deadline(_POLL_S)), self._database.transaction() as connection:
                     found = read_outcomes(connection, (queries[n].message_id for n in batch), collector=collector)
                 for number in batch:
                     outcome, reported = found[queries[number].message_id], queries[number].reported
