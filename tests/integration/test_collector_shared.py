@@ -42,6 +42,7 @@ from tests.support.collectors import (
     is_attached,
     wait_status,
 )
+from tests.support.commits import AT_COMMIT
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
@@ -547,6 +548,21 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: C
     with collecting.collector(wait, **options) as collector, gate.closed():
         wait_until(lambda: len(gate.bulks) == workers, what="all executors at once")
         assert collector.outcome("0").status is FORWARDED
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_messages_that_cannot_be_deleted_now_cost_no_lease(collecting: Collecting) -> None:
+    """The lease is renewed while the deletion of finished messages waits, for example for another member's."""
+    collecting.put("a")
+    leases, lease = set[Any](), "SELECT lease_expires_at FROM relatum.collector_members"
+    with collecting.collector(Consumer(), keep_s=60, lease_s=LEASE_S) as collector:
+        wait_status(collector, SUCCEEDED, "a")
+        with psycopg.connect(collecting.place.database, autocommit=True) as gate:
+            gate.execute(AT_COMMIT.replace("INSERT ON consumed", "DELETE ON relatum.collected_messages"))  # type: ignore[arg-type]
+            gate.execute("SELECT pg_advisory_lock(1)")
+            gate.execute("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
+            wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 8, what="renewals")
+        wait_until(lambda: collector.outcome("a").status is UNKNOWN, what="the message deleted")
 
 
 @pytest.mark.usefixtures("quick_rhythm")

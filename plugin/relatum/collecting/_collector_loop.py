@@ -74,7 +74,7 @@ class CollectorLoop:
         self.lease_s = lease_s
         # Separate threads: renewals never wait, and storing never waits for an unavailable broker. One more thread than
         # concurrent calls, since a thread becomes free only a moment after its call has ended.
-        self._lease_threads = Threads(3, f"{name}-lease")
+        self._lease_threads = Threads(4, f"{name}-lease")
         self._store_threads = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -154,6 +154,7 @@ class CollectorLoop:
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
+        self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
         if self.streams.address is not None:
             # Without a broker, this member could not read the bodies of messages taken over.
             self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
@@ -167,6 +168,11 @@ class CollectorLoop:
             logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._lease_threads)
             self._wake_streams()
+        return renewal_s(self.lease_s)
+
+    async def _forget(self) -> float:
+        # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
+        await self.loop.ask(self.store.forget, threads=self._lease_threads)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:

@@ -159,13 +159,12 @@ class CollectorStore(CollectorMembers):
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
+        """Extend the lease, even a lapsed one; return False if another member took over and removed this one."""
+        return bool(self._database.rows(RENEW, {"id": member}))
 
-        Returns False if another member has taken over all messages and removed this one.
-        """
-        has_renewed = bool(self._database.rows(RENEW, {"id": member}))
+    def forget(self) -> None:
+        """Delete messages that were finished more than `keep_s` ago."""
         forget_finished(self._database.engine, self._collector)
-        return has_renewed
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
