@@ -534,6 +534,18 @@ def test_running_until_interrupted_closes(collecting: Collecting) -> None:
             process.kill()
 
 
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_lease_that_was_released_is_not_renewed(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take over at once what a collector leaves behind, however long its connections take to close."""
+    collecting.put("a")
+    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=60.0, lease_s=LEASE_S) as collector:
+        wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
+        close = collector._streams.close
+        # Not a wait for a condition: time for several renewals.
+        monkeypatch.setattr(collector._streams, "close", lambda: time.sleep(1.0) or close())
+    assert collecting.place.sql("SELECT lease_expires_at < now() FROM relatum.collector_members") == [(True,)]
+
+
 def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: Collecting) -> None:
     """Any number of joined executors hold a connection each while they run."""
     workers, gate = 24, Gate()

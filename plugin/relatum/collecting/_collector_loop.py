@@ -23,6 +23,7 @@ from relatum.common.waiting import (
     ComponentLoop,
     Outages,
     Pauses,
+    RepeatedTask,
     Threads,
     in_thread,
     log_failure,
@@ -81,6 +82,7 @@ class CollectorLoop:
         self._collected = Lot()
         self._lots: set[Lot] = set()  # waiting to be stored, or being stored
         self._store_lock = asyncio.Lock()
+        self._renewal: RepeatedTask | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # --- for any thread -----------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class CollectorLoop:
 
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
+        self._renewal = self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
         self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
         if self.streams.address is not None:
             # Without a broker, this member could not read the bodies of messages taken over.
@@ -354,6 +356,8 @@ class CollectorLoop:
             await self._until(lambda: not self._lots, time.monotonic() + END_S + 2 * LOOK_S)
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
+            if self._renewal is not None:
+                self._renewal.cancel()
             # `abandon` has given its database calls a deadline.
             await in_thread(self._lease_threads, self.leave)
         finally:
