@@ -139,6 +139,17 @@ def test_nobody_follows_where_none_has_all_types(
         assert [each.levelname for each in caplog.records] == ["INFO"]
 
 
+def test_a_clock_that_was_ahead_delays_no_retry_for_longer_than_an_hour(
+    member: StoreMember, database: Database
+) -> None:
+    """A retry is due by the server's clock, which may have been set back since."""
+    member.add(entries(0))
+    assert change(database, "UPDATE relatum.collected_messages SET next_attempt_at = now() + interval '9 days'") == 1
+    lapse(database, member)
+    [(_, due_in_s)] = StoreMember(database).take_over(["order"], 10)
+    assert due_in_s == 3600.0
+
+
 def test_messages_of_nobody_are_taken_over(member: StoreMember, database: Database) -> None:
     """A member takes over the messages without a member that are of its collector and types, as release 0.4.0 left."""
     mine, others = StoreMember(database, types=["mail"]), StoreMember(database, "audit", types=["mail"])

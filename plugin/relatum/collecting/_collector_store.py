@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._bulk import BACKOFF_MAX_S, REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD,
@@ -318,7 +318,8 @@ class CollectorStore(CollectorMembers):
                     left.append(place)
                 else:
                     message = Collected(place, message_id, type_, size, None, attempts, collected_at)
-                    found.append((message, due_in_s or 0.0))
+                    # No retry waits longer, unless the server's clock was set back.
+                    found.append((message, min(due_in_s or 0.0, BACKOFF_MAX_S)))
             for each in self._by_stream(member, left):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
