@@ -534,6 +534,20 @@ def test_running_until_interrupted_closes(collecting: Collecting) -> None:
             process.kill()
 
 
+def test_a_collector_closes_although_its_database_was_closed_first(
+    collecting: Collecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease cannot be released, which is logged, and all else is closed."""
+    with closing(Database(collecting.place.database)) as database:
+        collector = collecting.collector(Consumer(), database=database)
+        collector.start()
+        reader = collector._streams._reader
+    with caplog.at_level("INFO", "relatum.collector"):
+        assert collector.close()
+    assert "could not release its lease" in caplog.text
+    assert reader._is_closed
+
+
 @pytest.mark.usefixtures("quick_rhythm")
 def test_a_lease_that_was_released_is_not_renewed(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others take over at once what a collector leaves behind, however long its connections take to close."""

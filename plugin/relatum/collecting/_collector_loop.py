@@ -30,7 +30,7 @@ from relatum.common.waiting import (
     may_repeat,
     needs_operator,
 )
-from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
+from relatum.errors import Conflict, DatabaseUnavailable, RelatumError, RowRefused
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
 
@@ -372,7 +372,7 @@ class CollectorLoop:
         """End the lease, and close all connections. Blocks."""
         try:
             self.store.close(self.member)
-        except Transient as error:
+        except RelatumError as error:
             # The lease will lapse without this.
             log_failure(logger, error, self.label("leaving") + " could not release its lease", level=logging.INFO)
         self.streams.close()
