@@ -75,8 +75,9 @@ class CollectorLoop:
         self.lease_s = lease_s
         # Separate threads: renewals never wait, and storing never waits for an unavailable broker. One more thread than
         # concurrent calls, since a thread becomes free only a moment after its call has ended.
-        self._lease_threads = Threads(4, f"{name}-lease")
+        self._lease_threads = Threads(3, f"{name}-lease")
         self._store_threads = Threads(2, f"{name}-stores")
+        self._delete_threads = Threads(1, f"{name}-deletes")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._collected = Lot()
@@ -174,7 +175,7 @@ class CollectorLoop:
 
     async def _forget(self) -> float:
         # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
-        await self.loop.ask(self.store.forget, threads=self._lease_threads)
+        await self.loop.ask(self.store.forget, threads=self._delete_threads)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:
@@ -362,7 +363,7 @@ class CollectorLoop:
             await in_thread(self._lease_threads, self.leave)
         finally:
             self.in_time = in_time
-            for threads in (self._lease_threads, self._store_threads):
+            for threads in (self._lease_threads, self._store_threads, self._delete_threads):
                 threads.shutdown()
             for worker in self.workers.values():
                 worker.threads.shutdown()
@@ -382,5 +383,5 @@ class CollectorLoop:
     def joined(self, timeout_s: float) -> None:
         """Wait until the threads have ended, except those of executors. Do not call this from one of them."""
         self.loop.stop(timeout_s)
-        for threads in (self._lease_threads, self._store_threads, self.loop.threads):
+        for threads in (self._lease_threads, self._store_threads, self._delete_threads, self.loop.threads):
             threads.join(timeout_s)
