@@ -157,10 +157,10 @@ class CollectorLoop:
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
         self._renewal = self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
-        self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
         if self.streams.address is not None:
             # Without a broker, this member could not read the bodies of messages taken over.
             self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
+        self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
         if self.following is not None:
             self.following.open(names)
         self.notify()
