@@ -96,8 +96,11 @@ class Outcome:
         return self.status.is_final
 
 
-_IDS_MAX: Final = 10_000
+_IDS_MAX: Final = 1_000
 """Maximum ids in one query."""
+
+_POLL_S: Final = 1.0
+"""Maximum seconds of each query of a poll, for any number of queries. The next poll retries a frozen server."""
 
 OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -124,8 +127,9 @@ def read_outcomes(
     filters = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL cannot store a NUL, so no message has such an id.
-        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        batch = ids[start : start + _IDS_MAX]
+        # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
+        batch = [each for each in batch if "\0" not in each and each == each.encode(errors="ignore").decode()]
         for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
     for outcomes in found.values():
@@ -221,27 +225,28 @@ class Outcomes(Closing):
     def _answers(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         """Yield outcomes that end waits or are new to handlers. A missing collector may start later: no error."""
         for collector in {each.collector for each in queries}:
-            ids = {number: each.message_id for number, each in enumerate(queries) if each.collector == collector}
-            with self._database.transaction() as connection:
-                found = read_outcomes(connection, ids.values(), collector=collector)
-            for number, message_id in ids.items():
-                outcome, reported = found[message_id], queries[number].reported
-                if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
-                    yield number, outcome
+            numbers = [number for number, each in enumerate(queries) if each.collector == collector]
+            for start in range(0, len(numbers), _IDS_MAX):
+                batch = numbers[start : start + _IDS_MAX]
+                with within(Deadline(_POLL_S)), self._database.transaction() as connection:
+                    found = read_outcomes(connection, (queries[n].message_id for n in batch), collector=collector)
+                for number in batch:
+                    outcome, reported = found[queries[number].message_id], queries[number].reported
+                    if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
+                        yield number, outcome
 
     def _final_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
             yield from self._answers(queries)
 
-    def _new_outcomes(self, queries: Sequence[_Query]) -> list[tuple[int, Outcome]]:
+    def _new_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         try:
-            outcomes = list(self._answers(queries))
+            yield from self._answers(queries)
         except RelatumError as error:
             self._outages.failed(_HANDLER_QUERIES, error)
-            return []
-        self._outages.over(_HANDLER_QUERIES)
-        return outcomes
+        else:
+            self._outages.over(_HANDLER_QUERIES)
 
     def _require_open(self) -> None:
         if self._ending.has_passed:
