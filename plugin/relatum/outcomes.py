@@ -55,9 +55,6 @@ class OutcomeStatus(Enum):
         return self in (OutcomeStatus.FAILED, OutcomeStatus.DEAD, OutcomeStatus.SUCCEEDED)
 
 
-_RANKS: Final = {status: rank for rank, status in enumerate(OutcomeStatus)}
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a message.
@@ -123,18 +120,17 @@ def read_outcomes(
     collector: str | None = None,
 ) -> dict[str, Outcome]:
     """Return the outcome of each id, in one collector or in all; with status UNKNOWN for ids that are not found."""
-    ids = list(dict.fromkeys(message_ids))
-    filters = {"in_collector": collector_id, "of_collector": collector}
-    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
+    found: dict[str, list[Outcome]] = {message_id: [] for message_id in message_ids}
+    # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
+    ids = [each for each in found if "\0" not in each and each == each.encode(errors="ignore").decode()]
     for start in range(0, len(ids), _IDS_MAX):
-        batch = ids[start : start + _IDS_MAX]
-        # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
-        batch = [each for each in batch if "\0" not in each and each == each.encode(errors="ignore").decode()]
-        for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
+        named = {"ids": ids[start : start + _IDS_MAX], "in_collector": collector_id, "of_collector": collector}
+        for message_id, state, *columns in connection.execute(OUTCOMES, named):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
+    order = list(OutcomeStatus)
     for outcomes in found.values():
         # Least advanced first: the result is a success only if all messages have succeeded.
-        outcomes.sort(key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
+        outcomes.sort(key=lambda outcome: (order.index(outcome.status), outcome.stream, outcome.offset))
     return {
         message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
         for message_id, each in found.items()
