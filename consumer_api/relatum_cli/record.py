@@ -10,7 +10,7 @@ from relatum import metrics, recording
 from relatum.collecting import forget_finished
 from relatum.common.limits import RECORDER_CONNECTIONS_MAX
 from relatum.contexts import forget_placements
-from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
+from relatum.errors import AccessRefused, AnotherBroker, CoverageConflict, NotFound, RelatumError, StreamNotFound
 from relatum.reading import StreamReader
 from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 from relatum.recording.forgetting import check_free
@@ -220,7 +220,9 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     if not streams:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
-            forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
+            # What another broker retains says nothing about these streams.
+            if not any(isinstance(error, AnotherBroker) for error in report.failed.values()):
+                forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
     if given.as_json:

@@ -80,13 +80,18 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
             )
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
-    found.check_present(catalog, [name])
+    found.check_present(catalog, [name], key_ids)
     behind = [stream for stream, ends in found.ends.items() if not ranges[stream] or ranges[stream][-1][1] < ends.end]
     return KnownSpans(name, queried_us, tuple(spans), found, tuple(behind))
 
 
 def still(catalog: Catalog, before: KnownSpans, by: KeyDefinition) -> KnownSpans:
-    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
+    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`.
+
+    Raises:
+        StreamReplaced: a stream was recorded anew or forgotten since.
+    """
+    before.evidence.check_present(catalog, [before.name], ())
     catalog.forget()
     definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:

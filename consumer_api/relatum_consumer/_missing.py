@@ -149,6 +149,7 @@ class _Check:
         source, end = self._source, self._source.queried_us if until is None else until
         begin = self._default_begin(end) if since is None else since
         self._check(begin, end - 1)
+        source.evidence.check_present(self._catalog, [source.name], ())
         # A default span starts at the first retained message, so retention has dropped nothing of it.
         status = self._status(begin, end, may_have_lost=self._may_have_lost and since is not None)
         unrecorded: set[str] = set()

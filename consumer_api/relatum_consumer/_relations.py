@@ -55,7 +55,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
     Every lookup may raise these errors, in addition to those that its method lists:
 
     - `InvalidInput`: an argument is invalid, or more than 100,000 messages match without `limit`.
-    - `KeyNotDefined`: no key of that name is defined; if you named no key, no key is defined at all.
+    - `KeyNotDefined`: no key of that name is defined, or the key was removed during the call; if you named no key, no
+      key is defined at all.
     - `StreamNotFound`: a named stream was deleted, or is unknown to the database and the broker.
     - `NothingRecorded`: you named no stream, and no stream of this virtual host is recorded, so nothing is known.
     - `StreamReplaced`: a named stream is not the recorded one: it was declared again, or lost its tail. Lookups never

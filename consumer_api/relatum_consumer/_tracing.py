@@ -249,7 +249,7 @@ class _TraceRun:
     # --- the end ------------------------------------------------------------------------------------------
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
-        known.check_present(self.catalog, self.names)
+        known.check_present(self.catalog, self.names, self._searched_keys)
         ordered = sorted((visit.message for visit in self.visited.values()), key=in_time)
         values = {message.id: self.visited[message.id].values for message in ordered}
         edges, shared = self.key_graph.links(values, self.too_many)

@@ -260,7 +260,8 @@ class GroupPosition:
         streams: The streams and super streams that were searched, sorted; None: unknown.
         is_of_all: Whether these are all streams that the database knew, because the caller named none.
         is_proven: Whether the streams were searched up to their leaders' ends. If only recorded messages were searched,
-            or the broker could not report an end, it is False: the group may have more messages.
+            the broker could not report an end, or a batch could not be unpacked, it is False: the group may have more
+            messages.
     """
 
     group_id: str

@@ -135,7 +135,7 @@ class DirectPublisher(Closing):
                 frame_max = connection._impl.params.frame_max
                 if frame_max and size + _FRAME_BYTES > frame_max:
                     # The broker would close the connection.
-                    raise HeadersRefused(  # noqa: TRY301 - it leaves the connection as it is
+                    raise HeadersRefused(  # noqa: TRY301 - raised again below
                         f"the properties of {self._what} take {size} bytes, and a frame of this connection can hold "
                         f"at most {frame_max - _FRAME_BYTES} of them; nothing was sent",
                         reason="too_large",
@@ -168,10 +168,11 @@ class DirectPublisher(Closing):
                 raise BrokerUnavailable(
                     f"the broker did not confirm {self._what} for {stream!r}; try again: {reason_text}"
                 ) from error
-            except BaseException as error:
-                if not isinstance(error, RelatumError):
-                    # pika takes the next confirm for the next message's, also if it comes late.
-                    self._drop()
+            except RelatumError:
+                raise  # nothing was sent
+            except BaseException:
+                # Interrupted: pika would take a late confirm for that of the next message.
+                self._drop()
                 raise
 
     def _connected(self) -> BlockingConnection:

@@ -170,3 +170,14 @@ class OneChunk(SilentLeader):
             number, _, kind = cursor.take(1), cursor.string(), cursor.uint16()
             answer += sized(self._chunk[:4] + number + self._chunk[5:]) if kind in self._kinds else b""
         return answer
+
+
+class LaggingNode(EmptyNode):
+    """A replica that has the offsets 0 and 1 of each stream, whose leader is the other node."""
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if key != Command.SUBSCRIBE:
+            return super()._answer(key, body)
+        chunk = bytearray(deliver(record(b"0") + record(b"1"), 2, 2, first=0))
+        chunk[4] = body[4]  # the subscription
+        return answered(key, struct.unpack_from(">I", body)[0]) + sized(bytes(chunk))

@@ -12,10 +12,10 @@ import pytest
 from relatum import Broker
 from relatum.errors import AccessRefused, BrokerUnavailable, StreamUnavailable
 from relatum.local import LocalRabbitMQ
-from relatum.reading import BrokerAddress
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.wire import frames
 from tests.contract._faces import FACES, open_and_close, open_face, ways
-from tests.contract._node import EmptyNode, SilentLeader, Stranger, deaf
+from tests.contract._node import EmptyNode, LaggingNode, SilentLeader, Stranger, deaf
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
@@ -149,6 +149,16 @@ def test_a_leader_that_shows_nothing_of_what_is_written(face_name: str, stream_u
         face.bounds(stream_name)
     with SilentLeader(-1) as node, open_face(face_name, at(stream_url, node.port)) as face:
         assert face.bounds(stream_name) == (None, None)
+
+
+def test_a_lagging_node_does_not_end_a_scan_before_its_stop(stream_url: str) -> None:
+    """While the leader is unreachable, a scan up to an offset that the reachable node lacks raises an error."""
+    with LaggingNode(1) as node, StreamReader.open(at(stream_url, node.port), timeout_s=6) as reader:
+        bounds = reader.bounds("s")
+        assert (bounds, bounds.is_proven) == ((0, 1), False)
+        assert reader.scan("s", 0, 2, lambda message: message.offset) == [0, 1]
+        with pytest.raises(StreamUnavailable):
+            reader.scan("s", 0, 3, lambda message: message.offset)
 
 
 @pytest.fixture(params=["unknown", "dropped"])

@@ -4,15 +4,19 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 from typer.testing import CliRunner
 
 import relatum
+from relatum.contexts import AffinityOptions
 from relatum.errors import (
     InvalidInput,
     PlacementNotFound,
     PredecessorNotFound,
+    PublishOutcomeUnknown,
     PublishUnroutable,
     StreamNotFound,
     SuperStreamConflict,
@@ -25,7 +29,7 @@ from relatum_cli.app import app
 from tests.support import wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
 from tests.support.place import Place
-from tests.support.routing import consumed
+from tests.support.routing import HeldMove, consumed, other_than, sleeping
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
 
@@ -51,6 +55,10 @@ def sets(layout: Layout, database_url: str, amqp_url: str, faces: Faces) -> Iter
         router.publish(b"", "the first set", affinity_last=True)
     with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as opened:
         yield opened
+
+
+def in_set(name: str, **headers: bool) -> pika.BasicProperties:
+    return pika.BasicProperties(headers={"affinity_set": name, **headers})
 
 
 @each_face
@@ -142,6 +150,28 @@ def test_a_set_in_use_is_not_closed_before_that_is_stored(
         assert sets.inspect("used").epoch == epoch
 
 
+def test_a_set_whose_move_does_not_end_stops_no_other(
+    layout: Layout, sets: relatum.AffinitySets, place: Place, channel: BlockingChannel
+) -> None:
+    """While a message behind a fence waits for its set's move, other sets are reported as used, and closed."""
+    used = "SELECT count(*) FROM relatum.placements WHERE name = 'busy' AND used_at > now() - interval '1 minute'"
+    options = AffinityOptions(timeout_s=1.0, balance="hash")
+    with relatum.AffinityRouter(layout.super_stream, place.database, options) as router:
+        for name in ("stuck", "busy"):
+            router.publish(channel, b"", in_set(name))
+        target = other_than(layout, sets.inspect("stuck").partition)
+        place.sql("UPDATE relatum.placements SET used_at = now() - interval '1 hour'")
+        with HeldMove(sets, ["stuck"], target, "fenced", place.engine) as held:
+            sleeping(channel, held.begin)
+            with pytest.raises(PublishOutcomeUnknown):
+                router.publish(channel, b"", in_set("stuck"))
+            router._sets._report_at = 0.0
+            router.publish(channel, b"", in_set("busy"))
+            router.publish(channel, b"", in_set("ended", affinity_last=True))
+            wait_until(lambda: place.sql(used) == [(1,)], what="the report of the set's use")
+            wait_until(lambda: [each.name for each in sets.list()] == ["busy", "stuck"], what="the set's end")
+
+
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:
     """A router with another `idle_s` than the super stream's is refused; one without `idle_s` uses the stored one."""
 
@@ -162,6 +192,21 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
     for wrong in (0, 59.9, True, "60", float("inf")):
         with pytest.raises(InvalidInput, match="idle_s"):
             sets.set_idle(wrong)  # type: ignore[arg-type]
+
+
+def test_weights_outlast_a_layout_that_is_read_again(
+    layout: Layout, sets: relatum.AffinitySets, place: Place, channel: BlockingChannel
+) -> None:
+    """Messages without a set avoid a partition of weight 0, also after a partition was found to be gone."""
+    avoided = layout.partitions[0].stream
+    before = len(place.messages(avoided))
+    sets.set_weights({avoided: 0})
+    with relatum.AffinityRouter(layout.super_stream, place.database, AffinityOptions(balance="weighted")) as router:
+        router.open(channel)
+        router._core.forget_layout()
+        for _ in range(6):
+            router.publish(channel, b"")
+    assert len(place.messages(avoided)) == before
 
 
 def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets) -> None:

@@ -8,16 +8,22 @@ from functools import partial
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
+from relatum.recording import forget, upkeep
 from relatum.recording.backfilling import plan_backfill
 from relatum.recording.filler import Filler
-from relatum.recording.ranges import Segment
-from relatum.store.catalog import add_keys, streams_named
+from relatum.recording.ranges import Segment, lock_ranges
+from relatum.recording.tails import skip_hole
+from relatum.store.catalog import add_keys, lock_stream, streams_named
+from relatum.store.coverage import add_ranges, close_tails, tail_of
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as
 from tests.support.place import Place
+from tests.support.standstill import somebody_waits
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -100,6 +106,22 @@ def test_a_part_that_another_covered_meanwhile_is_not_written_again(place: Place
     assert skipped(place) == 5
 
 
+def test_a_part_is_written_once_whatever_the_databases_isolation_level(place: Place) -> None:
+    """Two fillers that have read the same messages write them once, also if the database's default level is higher."""
+    place.sql(f'ALTER DATABASE "{place.engine.url.database}" SET default_transaction_isolation = "repeatable read"')
+    place.engine.dispose()
+    place.put(*orders(5))
+    add_keys(place.engine, ["order_id"])
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with planned(place) as (make_filler, segment, _), ThreadPoolExecutor(2) as pool:
+        with place.engine.begin() as holder:
+            holder.execute(sa.text("SELECT FROM relatum.streams FOR UPDATE"))
+            fills = [pool.submit(make_filler().complete, segment) for _ in range(2)]
+            wait_until(lambda: len(place.sql(waiting)) == 2, what="both have written rows, and wait to cover them")
+        assert sorted(fill.result(60) for fill in fills) == [False, True]
+    assert len(place.rows()) == 5
+
+
 def test_new_streams_back_filled_at_once_get_one_tail(place: Place) -> None:
     """Back-fills that all find a stream nobody recorded agree on its tail, and on which one writes which key."""
     place.put(*orders(20))
@@ -108,6 +130,38 @@ def test_new_streams_back_filled_at_once_get_one_tail(place: Place) -> None:
     together(*[partial(place.backfill, keys=keys[number % 3]) for number in range(6)])
     assert sum(row[3] for row in coverage_rows(place)) == 1
     assert len(place.rows()) == 18 + 20
+
+
+def test_a_back_fill_and_a_recorder_that_opens_the_tail_do_not_deadlock(place: Place) -> None:
+    """A back-fill that waits for a recorder's new tail does not keep the recorder from adding it."""
+    place.put(*orders(3))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    place.put(*orders(2))
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as recorder:
+            tail = tail_of(recorder, streams_named(recorder, "/", [place.stream])[0].stream_id)
+            assert tail is not None
+            close_tails(recorder, [tail])
+            filling = pool.submit(place.backfill)
+            somebody_waits(place.database)
+            add_ranges(recorder, [tail._replace(from_offset=tail.to_offset)])
+        filling.result(60)
+
+
+def test_a_repair_and_a_recorder_at_a_hole_do_not_deadlock(place: Place) -> None:
+    """A recorder that skips a hole locks the stream before its tail, as repairs do."""
+    place.put_recorded(*orders(3), keys=["order_id"])
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as repair:
+            (stream,) = streams_named(repair, "/", [place.stream])
+            lock_stream(repair, stream.stream_id, key_share=True)
+            skipping = pool.submit(skip_hole, place.engine, stream, 10)
+            somebody_waits(place.database)
+            lock_ranges(repair, stream.stream_id, (0, INTEGER_MAX))
+        assert skipping.result(60) == 7
+    # There is no such hole.
+    forget(place.database, [place.stream])
 
 
 def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(fleeting: Place) -> None:
@@ -138,6 +192,20 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
         with pytest.raises(CoverageConflict):
             make_filler().complete(segment)
     assert {key for key, _, _ in place.rows()} == {"order_id"}
+
+
+def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream declared again is recorded from its start, though a back-fill that wrote nothing planned to its end."""
+    monkeypatch.setattr(upkeep, "ENDS_S", 0.2)
+    add_keys(place.engine, ["order_id"])
+    place.put(*orders(5))
+    with planned(place):
+        place.declare_again()
+    place.put(*orders(2))
+    with place.recording():
+        wait_until(lambda: len(place.rows()) == 2, what="the stream's rows")
 
 
 def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import Broker
-from relatum.contexts import MoveProgress, MoveState, SerializationContexts
+from relatum.contexts import MoveProgress, MoveState, SerializationContexts, consumers
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -102,6 +102,31 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(contexts: Seria
         retired.result(90)
     with StreamReader.open(place.amqp) as reader, pytest.raises(StreamNotFound):
         reader.bounds(second)
+
+
+def test_a_stream_is_not_deleted_before_a_consumer_that_was_away_has_seen_it(
+    contexts: SerializationContexts, place: Place
+) -> None:
+    """What counts as unread: a partition added while no member ran, and messages that any partition holds back."""
+    first, second = (f"{contexts.super_stream}-{number}" for number in range(2))
+    place.put(b"a", to=first)
+    place.put(b"b", to=second)
+    place.sql("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
+    positions = "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
+    place.sql(f"{positions} SELECT 1, partition_id, 1 FROM relatum.super_stream_partitions WHERE stream = '{first}'")
+    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{second}'"):
+        contexts.retire(second, delete=True, timeout_s=0)
+    status = consumers(contexts.super_stream, broker=place.broker, database=place.database)["billing"]
+    assert [(each.stream, each.position, each.lag) for each in status.partitions] == [(first, 1, 0), (second, 0, 1)]
+    place.sql(f"{positions} SELECT 1, partition_id, 1 FROM relatum.super_stream_partitions WHERE stream = '{second}'")
+    holds = "INSERT INTO relatum.serial_holds (consumer_id, partition_id, source_id, move_id, marker_offset, cursor"
+    place.sql(
+        f"{holds}, epoch, fence_offset) SELECT 1, partition_id, partition_id, 1, 0, 1, 1, 0 "
+        f"FROM relatum.super_stream_partitions WHERE stream = '{first}'"
+    )
+    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
+        contexts.retire(second, delete=True, timeout_s=0)
+    assert stream_available(place.amqp, second)
 
 
 def test_the_name_of_a_retired_partition_is_not_used_again(contexts: SerializationContexts, place: Place) -> None:

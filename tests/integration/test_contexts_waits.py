@@ -231,3 +231,17 @@ def test_an_abandoned_move_is_retried_no_longer_than_others(
             with pytest.raises(MoveConflict):
                 others.move("c", f"{c.super_stream}-0")
             assert time.monotonic() - began < 20
+
+
+def test_a_move_to_a_deleted_stream_is_not_called_ended(
+    c: SerializationContexts, channel: BlockingChannel, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A router that cannot end an abandoned move logs why: its target's stream is gone."""
+    leave(c, place.engine, MoveState.FENCED)
+    channel.queue_delete(f"{c.super_stream}-1")
+    options = ContextOptions(timeout_s=2.5)
+    caplog.set_level(logging.INFO)
+    with ContextRouter(c.super_stream, place.database, options) as router, pytest.raises(ContextMoving):
+        router.publish(channel, b"c1", of_context("c"))
+    assert "another mover" not in caplog.text
+    assert f"there is no stream '{c.super_stream}-1'".lower() in caplog.text.lower()

@@ -8,12 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, TimeNotRecorded
+from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, StreamReplaced, TimeNotRecorded
 from relatum.keys import moment as at
 from relatum.reading import StreamReader
-from relatum.recording import backfill, set_record_time
+from relatum.recording import backfill, forget, set_record_time
 from relatum.store.catalog import add_keys, remove_key
+from relatum.store.coverage import TIME
 from relatum_consumer import Expectation, MissingReport, Reason, Relations, Status, UnmetExpectation
+from relatum_consumer._known_spans import known, still
 from relatum_consumer.expectations import add_expectations, defined_expectations, remove_expectation
 from tests.support import wait_until
 from tests.support.place import Place
@@ -144,6 +146,21 @@ def test_a_hole_proves_nothing_missing_and_nothing_late(shop: Shop) -> None:
     assert [(each.value, each.why) for each in report.not_known] == unproven
     unknown = shop.missing(20, until=at(BASE_US + 200 * SECOND))
     assert (bool(unknown), unknown.status) == (False, Status.UNPROVEN)
+
+
+def test_a_stream_that_is_forgotten_meanwhile_proves_nothing_missing(shop: Shop) -> None:
+    """After the rows of a stream were deleted, what was known of it before does not prove that no message followed."""
+    shop.order(("a", BASE_US))
+    shop.pay(("a", BASE_US))
+    shop.record()
+    with Relations(shop.place.amqp, shop.place.database) as relations:
+        (key,) = relations.keys()
+        before = known(relations._catalog, shop.payments, (key.key_id, TIME))
+        assert still(relations._catalog, before, key).spans
+        forget(shop.place.database, [shop.payments])
+        with pytest.raises(StreamReplaced):
+            still(relations._catalog, before, key)
+    assert not shop.missing(10).missing
 
 
 def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: str) -> None:

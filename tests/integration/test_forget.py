@@ -1,6 +1,7 @@
 """Forgetting and pruning streams: what is derived goes, in bounded transactions; what somebody keeps stops it."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support._recording import add_checkpoints, open_streams
 from tests.support.groups import whole_group
 from tests.support.parts import Parts
 from tests.support.place import Place
+from tests.support.standstill import somebody_waits
 from tests.support.tables import receipts
 
 KEYS = ["order_id", GROUP_KEY]
@@ -201,6 +203,19 @@ def test_what_a_recorder_commits_in_its_midst_is_deleted(place: Place, monkeypat
     after_each_batch(monkeypatch, go_on)
     forget(place.database, [place.stream])
     assert gone_on
+    assert rows_by_table(place) == {}
+
+
+def test_what_a_recorder_is_committing_is_deleted(place: Place) -> None:
+    """`forget` waits for the commit of a recorder without its lease, and deletes that range, too."""
+    fill(place)
+    move = opened(place)
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as connection:
+            assert advance_all(connection, [move])[0]
+            forgetting = pool.submit(forget, place.database, [place.stream])
+            somebody_waits(place.database)
+        forgetting.result(60)
     assert rows_by_table(place) == {}
 
 

@@ -113,6 +113,27 @@ def test_groups_over_several_streams_are_one_consumer_s(place: Place, relations:
     assert [(each.stream, each.body) for each in group] == [(first, b"1-1"), (second, b"1-2"), (first, b"1-3")]
 
 
+def test_a_stream_that_lookups_leave_out_for_a_while_costs_no_group(
+    place: Place, relations: Relations, streams: list[str]
+) -> None:
+    """A group that is completed while lookups leave out its other stream, which a recorder then corrects, is given."""
+    first, second, _ = streams
+    place.put(of_group(1, 1), to=first)
+    place.record(*streams)
+    assert given(relations, None) == []
+    # As if `first` had lost its tail: the row of another message.
+    wrong = f"{group_id(9)}|1|false"
+    place.sql(
+        f"INSERT INTO relatum.relationships SELECT 0, 0, stream_id, (SELECT key_id FROM relatum.keys), '{wrong}' "
+        f"FROM relatum.streams WHERE name = '{first}'"
+    )
+    assert [each.stream for each in relations.grouped(group_id(9), 1).unreadable_streams] == [first]
+    place.sql(f"DELETE FROM relatum.relationships WHERE value = '{wrong}'")
+    place.put(of_group(1, 2, last=True), to=second)
+    place.record(second)
+    assert given(relations, None) == ids(1)
+
+
 def test_what_is_back_filled_later_is_given(place: Place, relations: Relations) -> None:
     """A group that was published before its key was recorded is given once it is back-filled."""
     place.put_recorded(*whole_group(1, 2), keys=())
@@ -185,6 +206,23 @@ def test_a_member_gets_back_what_it_had(place: Place) -> None:
         next(died.groups(place.stream, consumer=consumer))
         assert given(again, place.stream, "billing") == []
         assert given(again, place.stream, consumer) == ids(1)
+
+
+class _EndedElsewhere(dict[str, Any]):
+    """Claims of which another thread ends each between two steps of this one."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().pop(key, default)
+
+
+def test_two_threads_may_end_a_claim_at_once(place: Place, relations: Relations) -> None:
+    """A renewal and an acknowledgement that both find a claim ended do not fail."""
+    place.put_recorded(*whole_group(1, 1))
+    with relations.groups(place.stream, consumer="billing") as groups:
+        (group,) = groups
+        groups._claims.held = _EndedElsewhere(groups._claims.held)
+        groups._claims.forget(group._claim)
+        assert not groups._claims.held
 
 
 def test_members_must_agree(place: Place, relations: Relations, streams: list[str]) -> None:

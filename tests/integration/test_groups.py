@@ -30,6 +30,7 @@ from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
 from tests.support import publish_plain, unique_name, wait_until
+from tests.support._raw_publisher import RawPublisher
 from tests.support.groups import Naive, group_id, ids, ids_of, of_group, shuffled, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -180,6 +181,25 @@ def test_a_position_says_which_streams_it_holds_for(
     group.put(b"1-3", last=True)
     position = relations.group_position(group_id(1), streams=unknown)
     assert (position.is_complete, position.seen, position.anomalies) == (True, 3, ())
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_batch_that_cannot_be_unpacked_makes_no_position_proven(
+    place: Place, relations: Relations, is_recorded: bool
+) -> None:
+    """The batch may have further messages of the group, so a publisher cannot continue from the position."""
+    place.put(of_group(1, 1))
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish((6, 2, 100, b"of an unknown codec"))
+    if is_recorded:
+        place.record()
+    else:
+        add_keys(place.engine, [GROUP_KEY])
+    for position in (
+        relations.group_position(group_id(1), streams=place.stream),
+        relations.group(group_id(1), streams=place.stream).position,
+    ):
+        assert (position.contiguous, position.is_proven) == (1, False)
 
 
 def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Place, relations: Relations) -> None:

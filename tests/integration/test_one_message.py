@@ -1,8 +1,6 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others continue."""
 
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
@@ -14,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected
+from relatum.errors import BrokerUnavailable, InvalidInput, PublishNacked, PublishRejected, PublishUnroutable
 from relatum.membership import GROUP_KEY
 from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message
@@ -101,6 +99,22 @@ def test_what_the_broker_takes_at_no_time_is_final(place: Place) -> None:
     assert [message.body for message in place.messages()] == [b"good"] * 2
 
 
+def test_an_interrupted_message_confirms_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a publish before its confirm, which does not count for the next message."""
+
+    def interrupt(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with DirectPublisher(BrokerAddress.parse(place.amqp), "a test message") as publisher:
+        publisher.publish(place.stream, b"0", pika.BasicProperties())
+        monkeypatch.setattr(publisher._channel, "_flush_output", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish(place.stream, b"interrupted", pika.BasicProperties())
+        with pytest.raises(PublishUnroutable):
+            publisher.publish("no stream", b"1", pika.BasicProperties())
+
+
 def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
     """Publishing and closing end in time while no confirm comes, and continue once the broker answers."""
     with Proxy.to(place.amqp) as proxy:
@@ -120,24 +134,6 @@ def test_a_broker_that_does_not_answer_counts_as_away(place: Place) -> None:
     with away, pytest.raises(BrokerUnavailable) as caught:
         away.publish(place.stream, b"lost", pika.BasicProperties())
     assert "secret" not in str(caught.value)
-
-
-def test_a_confirm_counts_for_its_own_message_only(place: Place) -> None:
-    """An exception from outside may interrupt the wait for a confirm, which then arrives before the next message's."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    with Proxy.to(place.amqp) as line, DirectPublisher(BrokerAddress.of(line.url(place.amqp)), "a letter") as publisher:
-        publisher.publish(place.stream, b"first", pika.BasicProperties())
-        line.mode = "frozen"
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(KeyboardInterrupt):
-            publisher.publish("no such stream", b"second", pika.BasicProperties())
-        signal.signal(signal.SIGALRM, before)
-        threading.Timer(0.5, setattr, [line, "mode", "pass"]).start()
-        publisher.publish(place.stream, b"third", pika.BasicProperties())
 
 
 def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
@@ -174,6 +170,26 @@ def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
     assert found == dict.fromkeys(("a", "b", "c"), (DEAD, "ValueError: no"))
     assert not failures
     assert [each.headers["relatum_dead_offset"] for each in place.messages(dead_stream)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), PublishNacked("full")])
+def test_a_dead_letter_that_has_to_wait_fails_no_other_message_of_a_joined_bulk(
+    place: Place, dead_stream: str, collector_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A joined attempt whose dead letters cannot be published now is repeated, and counts for none."""
+    place.put(*identified("bad", "good"))
+    publish, failures = DeadLetters.publish, [error]
+
+    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
+        if failures:
+            raise failures.pop()
+        publish(self, message, reason, **headers)
+
+    monkeypatch.setattr(DeadLetters, "publish", failing)
+    options = {"bulk_messages": 2, "max_age_s": 3.0, "joins_transaction": True}
+    found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "bad", "good", **options)
+    assert found == {"bad": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
+    assert [each.body for each in place.messages(dead_stream)] == [b"bad"]
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -300,6 +300,17 @@ def test_the_first_move_after_an_epoch_is_found(store: MoveStore, moves: Moves) 
     assert store.fence_after("a", 0, "orders-2") is None
 
 
+def test_a_move_that_is_aborted_before_its_fence_hides_no_earlier_fence(store: MoveStore, moves: Moves) -> None:
+    """An aborted move without a fence has an epoch already; messages behind an earlier move's fence stay strays."""
+    first = store.place(["a"], in_place(0))["a"]
+    one = moves.move("a", 1)
+    moves.move("a", 0)
+    begun = moves._moves.begin("orders-0", "orders-1", frozenset("a"), 9, 9, "holder")
+    aborted = moves._moves.set_aborting(begun.move_id, None)
+    assert (aborted.fence_epoch, aborted.epoch > first.epoch) == (0, True)
+    assert existing(store.fence_after("a", first.epoch, "orders-0")).move_id == one
+
+
 def release_earlier(store: MoveStore, interval: str) -> None:
     """Have the name "a" released that much earlier than now."""
     released_at = sa.func.now() - sa.text(f"interval '{interval}'")

@@ -123,6 +123,23 @@ def placed(standby: Standby, super_stream: str) -> bool:
         return connection.execute(query, [super_stream]).fetchone() is not None
 
 
+def test_lookups_at_several_hosts_do_not_mix_a_primary_and_its_standby(
+    primary: LocalPostgreSQL, standby: Standby, stream_name: str, amqp_url: str
+) -> None:
+    """Of several hosts, lookups use the primary: the coverage of one and the rows of another would prove nothing."""
+    at = f"127.0.0.1:{primary.port}/"
+    hosts = primary.database_url.replace(at, f"127.0.0.1:{standby.port},{at}")
+    with as_engine(primary.database_url) as of_primary:
+        behind(standby, paused=True)
+        try:
+            publish_plain(amqp_url, stream_name, [(b"one", {"host": "h"})])
+            record(amqp_url, of_primary, stream_name, keys=["host"])
+            with Relations(amqp_url, hosts) as relations:
+                assert relations.find("host", "h", streams=stream_name).ids == ((stream_name, 0),)
+        finally:
+            behind(standby, paused=False)
+
+
 def test_a_standby_tells_no_message_as_published(
     primary: LocalPostgreSQL, standby: Standby, channel: BlockingChannel, layout: Layout, amqp_url: str
 ) -> None:

@@ -17,10 +17,10 @@ from relatum import metrics
 from relatum.errors import ConfigurationError, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
-from relatum.recording import Recorder, prune, status
+from relatum.recording import Recorder, prune, set_record_time, status
 from relatum.recording.embedded import EmbeddedRecorder
-from relatum.recording.tails import is_same
-from relatum.store.catalog import add_keys, ensure_stream, remove_key
+from relatum.recording.tails import is_same, open_streams
+from relatum.store.catalog import add_keys, ensure_stream, remove_key, streams_named
 from relatum.store.coverage import merged, tail_of
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
@@ -107,6 +107,18 @@ def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(pl
         wait_until(lambda: tail_keys(place) == 1, what="the recorder drops the key")
     assert {key for key, _, _ in place.rows()} == {"order_id"}
     assert prune(place.amqp, place.database).rows[""] == 20
+
+
+def test_times_switched_while_recording_are_followed(place: Place) -> None:
+    """A running recorder stops recording a stream's times when they are switched off."""
+    with place.recording(keys=["order_id"]):
+        place.put(*orders(1))
+        place.wait_recorded()
+        set_record_time(place.amqp, place.database, place.stream, on=False)
+        tail = "SELECT with_time FROM relatum.coverage WHERE is_tail"
+        wait_until(lambda: place.sql(tail) == [(False,)], what="the recorder records no times")
+    place.put_recorded(*orders(1))
+    assert place.status().covered["time"] == [(0, 1)]
 
 
 def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(place: Place) -> None:
@@ -200,6 +212,18 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
     assert fleeting.verify().ok
 
 
+def test_retention_that_overtakes_what_was_back_filled_is_a_hole(fleeting: Place) -> None:
+    """What retention drops between a back-fill and the first recorder is a hole, too."""
+    fleeting.put(*orders(10))
+    add_keys(fleeting.engine, ["order_id"])
+    fleeting.backfill()
+    fleeting.put(*BIG)
+    with fleeting.recording() as recorder:
+        fleeting.wait_recorded()
+        assert recorder.statistics().streams[fleeting.stream].hole_offsets > 0
+    assert {event.kind for event in fleeting.status().events} == {"hole"}
+
+
 def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: Place) -> None:
     """What retention dropped before a stream was first recorded is neither a gap nor a hole."""
     fleeting.put(*BIG)
@@ -210,6 +234,17 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     assert (seen.first or 0) > 0
     assert (seen.gaps, seen.holes, seen.events) == ([], [], [])
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
+
+
+def test_what_retention_is_known_to_have_dropped_is_no_gap(place: Place) -> None:
+    """A tail is opened with the first offset of the last hole or prune: older offsets are not closed as gaps."""
+    place.put_recorded(*orders(3), keys=["order_id"])
+    with place.engine.begin() as connection:
+        (stale,) = streams_named(connection, "/", [place.stream])
+    for column, first in (("first_offset", 1), ("retained_from", 2)):
+        place.sql(f"UPDATE relatum.streams SET {column} = {first}")
+        (opened,) = open_streams(place.engine, [stale])
+        assert opened.stream.first_offset == first
 
 
 def test_a_name_that_becomes_a_super_streams_is_no_missing_stream_any_more(

@@ -1,12 +1,13 @@
 """Lookups by key against real streams and a real database."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pika
 import pytest
 
-from relatum import MessageId
+from relatum import Broker, MessageId
 from relatum.errors import (
     InvalidRelationshipKey,
     KeyNotDefined,
@@ -16,11 +17,13 @@ from relatum.errors import (
     StreamReplaced,
 )
 from relatum.keys import KeyDefinition
+from relatum.recording import prune
 from relatum.store.catalog import add_keys, remove_key
 from relatum.superstreams import add_partition
 from relatum_consumer import AsyncRelations, Relations, Status
 from tests.support import delete_stream, unique_name, wait_until
 from tests.support.place import Place
+from tests.support.proxy import Proxy
 from tests.support.standstill import end_sessions
 from tests.support.super_streams import super_stream
 
@@ -211,6 +214,31 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
 
 
 @pytest.mark.differs
+def test_a_stream_that_was_left_out_is_named_even_if_it_counts_again_at_the_end(
+    place: Place, other_stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that left out a stream, which is tried again from now on, is unproven and names the stream."""
+    monkeypatch.setattr("relatum_consumer.lookups.catalog.UNUSABLE_S", 1.0)
+    for stream in (place.stream, other_stream):
+        place.put_recorded(order("a"), to=stream, keys=["order_id"])
+    place.declare_again()
+    place.put(order("b"))
+    with (
+        Proxy.to(place.stream_url) as line,
+        Relations(Broker(place.amqp, stream_url=line.url(place.stream_url)), place.database) as relations,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        assert [each.stream for each in relations.find("order_id", "a").unreadable_streams] == [place.stream]
+        line.mode = "frozen"
+        asked = thread.submit(relations.find, "order_id", "a")
+        wait_until(lambda: not relations._catalog.left_out(), what="the stream counts again")
+        line.mode = "pass"
+        answer = asked.result()
+    assert (answer.ids, answer.status) == (((other_stream, 0),), Status.UNPROVEN)
+    assert [each.stream for each in answer.unreadable_streams] == [place.stream]
+
+
+@pytest.mark.differs
 @pytest.mark.parametrize(
     ("change", "recorded_to"),
     [
@@ -304,6 +332,25 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
     remove_key(place.engine, "host")
     with pytest.raises(KeyNotDefined):
         wait_until(lambda: not relations.find("host", "h"), what="the removed key is noticed")
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """A lookup that does not know yet that its key was removed does not say that there is no message."""
+    monkeypatch.setattr("relatum_consumer.lookups.catalog.CATALOG_AGE_S", 600.0)
+    place.put_recorded(order("a"))
+    assert relations.find("order_id", "a").ids == ((place.stream, 0),)
+    remove_key(place.engine, "order_id")
+    prune(place.amqp, place.engine.url)
+    for lookup in (
+        lambda: relations.find("order_id", "a", complete=complete),
+        lambda: relations.trace(("order_id", "a")),
+    ):
+        with pytest.raises(KeyNotDefined) as removed:
+            lookup()
+        assert removed.value.key == "order_id"
 
 
 def test_a_connection_that_the_database_closed_is_replaced(place: Place, relations: Relations) -> None:

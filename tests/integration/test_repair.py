@@ -9,6 +9,7 @@ from typing import Any
 import cramjam
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from relatum.errors import StreamReplaced
 from relatum.reading import StreamReader, position_of
@@ -152,6 +153,42 @@ def test_a_stream_that_lost_its_tail_is_known_by_what_is_left(place: Place) -> N
     assert ([event.kind for event in place.status().events], place.status().generation) == (["tail_lost"], 1)
     unknown = "SELECT FROM relatum.coverage WHERE from_offset < to_offset AND last_offset IS NULL"
     assert not place.sql(unknown)
+
+
+def test_a_repair_writes_nothing_that_the_stream_has_lost(place: Place) -> None:
+    """A repair that was suspended after it read a window reads it again if the stream has lost its tail since."""
+    place.put_recorded(*orders(40), keys=["order_id"])
+    position = position_of(place.messages()[9])
+    place.sql("DELETE FROM relatum.relationships WHERE stream_offset = 5")
+    report, locks = place.verify(), list[str]()
+
+    def grow(start: int) -> None:
+        place.put(*orders(30, start))
+        with place.recording():
+            wait_until(lambda: place.values()[-1:] == [f"o{start + 29}"], what="the stream as it is")
+
+    def lose_tail(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "FOR NO KEY UPDATE" not in statement or len(locks) == 3:
+            return
+        locks.append(statement)
+        if len(locks) == 3:  # The first two are those of the repair of the coverage.
+            place.declare_again()
+            place.put(*orders(10))
+            place.sql(
+                "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint) "
+                f"SELECT stream_id, {position.offset}, {position.fingerprint} FROM relatum.streams"
+            )
+            grow(100)
+            grow(130)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", lose_tail)
+    try:
+        repair(report, place.database, dry_run=False)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", lose_tail)
+    assert len(locks) == 3
+    assert place.status().generation == 1
+    assert place.values() == [f"o{n}" for n in (*range(10), *range(100, 160))]
 
 
 def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(place: Place) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relatum import errors
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer, forget_consumer
+from relatum import errors, metrics
+from relatum.contexts import AsyncSerialConsumer, SerialBatch, SerialConsumer, forget_consumer
 from relatum.reading import StreamReader
 from relatum.superstreams import add_partition
 from tests.support import declare_stream, delete_stream, wait_until
@@ -226,6 +226,26 @@ def test_a_stream_that_lost_its_end_is_read_again_from_two_minutes_before(
     assert re.search(r"stream '[^']+' (lost its end|replaced)", caplog.text)
 
 
+def test_a_handler_that_loses_a_batch_of_another_consumer_gets_its_own_again(stage: Stage) -> None:
+    """A handler that consumes from another consumer too, which lost its partition, gets the batch again."""
+    stage.bed.publish(0, "a", "a1")
+    given: list[bytes] = []
+    stop = threading.Event()
+
+    def handle(batch: SerialBatch) -> None:
+        given.extend(message.body for message in batch)
+        if len(given) == 1:
+            raise errors.PartitionLost("another consumer's", stream="another")
+        stop.set()
+
+    with stage.consumer() as member:
+        ends = threading.Timer(30.0, stop.set)
+        ends.start()
+        member.run(handle, stop)
+        ends.cancel()
+    assert given == [b"a1"] * 2
+
+
 def test_messages_are_acknowledged_as_the_next_are_asked_for(stage: Stage) -> None:
     """Iterating acknowledges a batch when it is done with; one left in the middle is handed out again."""
     bed = stage.bed
@@ -301,7 +321,7 @@ def test_a_name_is_forgotten_when_nobody_uses_it(stage: Stage) -> None:
 
 
 def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
-    """A consumer that could not start because PostgreSQL was away consumes once it is back."""
+    """A consumer that could not start because PostgreSQL was away consumes and is measured once it is back."""
     stage.bed.publish(0, "a", "a1")
     with Proxy.to(stage.database_url) as proxy:
         member = stage.made(database_url=proxy.url(stage.database_url))
@@ -311,6 +331,8 @@ def test_a_start_that_failed_may_be_tried_again(stage: Stage) -> None:
         proxy.accepts = True
         member.start()
         assert consume(member, 1) == ["a1"]
+        gauges = [line for line in metrics.exposition().splitlines() if line.startswith("relatum_serial_partitions{")]
+        assert any(stage.bed.name in line for line in gauges)
         assert member.close()
 
 

@@ -15,7 +15,7 @@ from relatum.common.ids import IDENTITY_STREAM
 from relatum.errors import AnotherBroker, StreamReplaced
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
-from relatum.recording import Recorder, backfill, forget, forget_origin, status, verify
+from relatum.recording import Recorder, backfill, forget, forget_origin, prune, status, verify
 from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import (
@@ -116,6 +116,22 @@ def test_another_brokers_stream_is_one_clear_error(two: Two, database_url: str) 
     assert verify(one, two.engine.url, [two.stream]).ok
     assert json.loads(run("forget", "--origin", two.stream, "--json").stdout) == [two.stream]
     assert two.generations() == [(1, None)]
+
+
+def test_another_brokers_retention_prunes_nothing(two: Two) -> None:
+    """`prune` of another broker, whose stream of that name begins later, names the owner and deletes no row."""
+    two.record(two.here)
+    assert id_of(two.there) != id_of(two.here)
+    delete_stream(two.there, two.stream)
+    declare_stream(two.there, two.stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    publish_plain(two.there, two.stream, [b"x" * 10_000] * 60)
+    with StreamReader.open(two.there) as reader:
+        wait_until(lambda: (reader.bounds(two.stream).first or 0) > 5, what="retention")
+    before = rows_of(two.engine, two.stream)
+    report = prune(two.there, two.engine.url)
+    assert isinstance(report.failed[two.stream], AnotherBroker)
+    assert rows_of(two.engine, two.stream) == before
+    assert prune(two.here, two.engine.url).failed == {}
 
 
 def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:

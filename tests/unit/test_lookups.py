@@ -21,7 +21,7 @@ from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Matches
 from relatum_consumer.lookups.by_key import sought
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.proof import Evidence, Uncovered
 from relatum_consumer.lookups.servers import Servers, SharedRequests
 from relatum_consumer.lookups.telemetry import Lookups
 from tests.support import wait_until
@@ -201,6 +201,17 @@ def test_who_waits_for_anothers_proof_lets_go_at_its_deadline(waiting: list[Any]
 
 def of_spans(*spans: tuple[int, int]) -> KnownSpans:
     return KnownSpans("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
+
+
+@pytest.mark.parametrize(("offsets", "unproven"), [(range(5, 9), set()), (range(5, 8), {"s"}), ((), {"s"})])
+def test_a_scan_that_does_not_reach_the_known_end_proves_nothing(offsets: Iterable[int], unproven: set[str]) -> None:
+    """A node that ends before the leader did, when it was asked, may lack messages that the leader has."""
+    broker: Any = _Broker()
+    broker.scan = lambda stream, start, stop, take: [take(message(each, stream=stream)) for each in offsets]
+    ends = {"s": StreamBounds(0, 8, is_proven=True)}
+    known = Evidence(("s",), ends=ends, uncovered=[Uncovered("s", 5, 9)])
+    known.scan(Servers(lambda *_: [], lambda: broker), lambda _: None)
+    assert known.unproven == unproven
 
 
 @pytest.mark.parametrize(

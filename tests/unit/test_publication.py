@@ -219,6 +219,24 @@ def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World,
     assert not len(publications.unchecked)
 
 
+def test_an_adoption_without_a_confirm_is_found_in_front_of_a_later_move(world: _World) -> None:
+    """A set was placed anew, so no move began its epoch: its adoption is searched for from the partition's start."""
+    publications = started(world)
+    run = begun(world, publications).until("send")
+    world.move("x", "p1")
+    world.generation += 1
+    world._set("x", stream="p2", epoch=world.next_epoch())
+    run.until("adopt")
+    world.refuses.append(BrokerUnavailable("arrives"))
+    with pytest.raises(Unsettled):
+        run.end()
+    world.streams["p2"].append(Data("y", None))
+    world.move("x", "p0")
+    publish(world, publications)
+    adoptions = [each for stream in world.streams.values() for each in stream if isinstance(each, Adoption)]
+    assert adoptions == [Adoption("x", 3, "p0", 2)]
+
+
 @pytest.mark.parametrize("how", ["cancelled", "away", "away and known"])
 def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: str) -> None:
     """A look that began before its confirm brings the new placement to the router, and says nothing of the stray."""

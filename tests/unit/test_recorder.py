@@ -197,6 +197,15 @@ def test_what_is_new_has_its_turn_first() -> None:
     assert due(watched, 1.5) == [*known, EXCHANGE]
 
 
+def test_a_new_name_whose_query_fails_holds_up_no_other() -> None:
+    """Each new name has its turn, also while the query of the first one keeps failing."""
+    watched = Watched()
+    watched.add("events", "key", 0.0)
+    watched.add("", "orders", 0.0)
+    assert [watched.next(0.0) for _ in range(3)] == [EXCHANGE, STREAM, EXCHANGE]
+    assert list(watched.new) == [STREAM, EXCHANGE]
+
+
 def test_what_is_no_name_is_passed_over() -> None:
     """A value that is not a name, or a name of the broker's own, is not asked about."""
     watched = Watched()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pika
@@ -101,6 +102,48 @@ def test_the_thread_that_looks_rests_without_messages(core: Any, monkeypatch: py
         wait_until(lambda: core._refresher is None, what="the thread's rest")
     monkeypatch.setattr("relatum.contexts._router_core.RESTS_AFTER_S", 60.0)
     publish_until(core, looked)
+
+
+def test_an_earlier_refresh_answers_no_later_call(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow refresh that ends while a later one ends leaves the later answer to its caller."""
+    monkeypatch.setattr("relatum.contexts._router_core.REFRESH_TURN_S", 0.01)
+    asked, may_end = threading.Event(), threading.Event()
+
+    class Store:
+        def changes(self, since: int | None) -> tuple[int, None]:
+            if threading.current_thread() is not slow:
+                return 2, None
+            asked.set()
+            assert may_end.wait(90)
+            return 1, None
+
+    @contextmanager
+    def let_slow_one_end(**_: Any) -> Iterator[None]:
+        yield
+        if threading.current_thread() is not slow:
+            may_end.set()
+            slow.join()
+
+    core.store, core._in_time = Store(), let_slow_one_end
+    slow = threading.Thread(target=core.changes, args=(None,))
+    slow.start()
+    assert asked.wait(90)
+    assert core.changes(None) == (2, None)
+
+
+@pytest.mark.parametrize("kind", [relatum.ContextRouter, relatum.AffinityRouter])
+def test_a_published_message_stays_published_if_no_thread_can_start(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on, no thread can start at interpreter shutdown; the message was published before."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with kind("orders", NOWHERE) as router:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        router._core.published()
+        if kind is relatum.AffinityRouter:
+            router._sets.record_use("x", 1, is_last=False)
+        assert router.statistics().published == 1
 
 
 async def test_a_names_lock_goes_to_those_who_came_first() -> None:

@@ -187,6 +187,36 @@ def test_what_retention_dropped_still_counts() -> None:
     assert (step.position, [hold.move_id for hold in step.begun]) == (9, [MOVE])
 
 
+def test_a_stored_hold_whose_marker_is_gone_ends() -> None:
+    """Neither stream nor database has the marker of an aborted move that retention dropped: its hold ends."""
+    partition = following(4, holds={MOVE: 2}, since={MOVE: 60.0})
+    partition.lost_to(3, 0.0)
+    assert partition.silent_due_at() is None, "not all below the position was read again"
+    put(partition, data("a", 2, "a1"), data("a", 2, "a2"), first=3)
+    assert commit(partition).ended == [MOVE]
+    partition = following(4, holds={MOVE: 2}, since={MOVE: 60.0})
+    partition.lost_to(9, 0.0)
+    assert commit(partition).ended == [MOVE]
+    assert partition.stored_holds == set()
+
+
+def test_adoptions_of_messages_that_are_gone_end_with_their_hold() -> None:
+    """A batch that is full of adoptions without a message is stored, and the rest of the hold follows."""
+    partition = following(batch_messages=1)
+    put(partition, MARKER)
+    commit(partition)
+    batch = RecordBatch("p", 1, range(1, 2), [control(Adoption("a", 2, "s", 3))])
+    partition.put(Piece.of(batch, lambda adoption: None), 0.0)
+    put(partition, data("a", 2, "a1"), first=2)
+    commit(partition)
+    partition.release(MOVE, 0.0)
+    found = []
+    while partition.due_at() is not None or partition.silent_due_at() is not None:
+        found += bodies(commit(partition, 1.0))
+    assert found == ["a1"]
+    assert partition.stored_holds == set()
+
+
 RECORDS = st.lists(
     st.one_of(
         st.builds(lambda context, epoch: data(context, epoch, "x"), st.sampled_from("abc"), st.integers(1, 4)),

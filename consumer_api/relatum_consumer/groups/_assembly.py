@@ -23,7 +23,7 @@ from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
 from relatum.store.rows import array_text
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.proof import Uncovered, evidence
+from relatum_consumer.lookups.proof import Evidence, Uncovered, evidence
 from relatum_consumer.lookups.servers import Servers
 
 logger = logging.getLogger("relatum.groups")
@@ -255,17 +255,22 @@ class View:
         numbers = {stream.name: stream.stream_id for stream in recorded}
         return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
 
-    def add_unrecorded(self, group_id: str | None = None) -> None:
+    def add_unrecorded(self, known: Evidence, group_id: str | None = None) -> None:
         """Read the members of all groups, or of one group, from the unrecorded ranges."""
         found: list[Member] = []
-        for gap in self.gaps:
-            members = self.servers.scan(gap.stream, gap.start, gap.stop, _member_of)
-            found += members if group_id is None else (each for each in members if each.group_id == group_id)
+
+        def consider(message: Message) -> None:
+            member = _member_of(message)
+            if member is None or group_id not in (None, member.group_id):
+                return
+            found.append(member)
             if len(found) > UNRECORDED_MEMBERS_MAX:
                 raise InvalidInput(
                     f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
                     "a back-fill, or pass complete=False to use only recorded messages"
                 )
+
+        known.scan(self.servers, consider)
         self._unrecorded = sorted(found, key=stream_and_offset)
         for member in self._unrecorded:
             self.unrecorded_groups[member.group_id].append(member)
@@ -350,7 +355,7 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
         tuple(known.uncovered),
     )
     if complete:
-        view.add_unrecorded()
+        view.add_unrecorded(known)
         return view
     # End each stream where its last recorded range ends.
     for gap in reversed(view.gaps):

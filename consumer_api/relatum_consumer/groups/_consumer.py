@@ -287,7 +287,8 @@ class Claims:
     def forget(self, claim: Claim) -> None:
         """Remove a claim that has ended or was lost."""
         if self.has(claim):
-            del self.held[claim.group_id]
+            # Another thread may remove it now: an acknowledgement and a renewal may run at the same time.
+            self.held.pop(claim.group_id, None)
 
     def count_given(self, claim: Claim) -> bool:
         """Store that a group is delivered; returns False if the claim was lost. Idempotent."""

@@ -298,7 +298,8 @@ class Scanner:
         began = time.monotonic()
         key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
-        present = self._catalog.streams(self._consumer.names)
+        # A window is scanned once, so the view must not leave out a stream: its groups would never be complete.
+        present = self._catalog.streams(self._consumer.names, even_replaced=True)
         # The view has no end: it includes all rows that exist when they are queried.
         self._view = View.of_table(self._catalog.servers, key_id, present)
         rows = coverage_by_stream(self._catalog.servers, present)

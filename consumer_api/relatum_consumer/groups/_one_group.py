@@ -56,9 +56,10 @@ def assembled(
         catalog.nothing_recorded()
     view = View.of_table(catalog.servers, key_id, recorded)
     if known is not None:
-        view.gaps = tuple(known.uncovered)
-        view.add_unrecorded(group_id)
+        view.add_unrecorded(known, group_id)
     rows = view.members_of([group_id]).get(group_id, [])
+    if known is not None:
+        known.check_present(catalog, names, [key_id])
     group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:

@@ -1,6 +1,6 @@
 """The result of a lookup: the messages found, and whether there can be more."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, overload
@@ -69,6 +69,11 @@ class UnreadableStream(NamedTuple):
 
     stream: str
     reason: str
+
+
+def union_of(one: Iterable[UnreadableStream], other: Iterable[UnreadableStream]) -> tuple[UnreadableStream, ...]:
+    """Return the streams of both, each once, in order."""
+    return tuple(sorted({each.stream: each for each in (*one, *other)}.values()))
 
 
 class MissingKey(NamedTuple):

@@ -22,7 +22,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import ChunkCache, Message
-from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
+from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream, union_of
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
 
@@ -122,6 +122,7 @@ class LostMessages:
     Attributes:
         floors: The first retained offset, for streams with such messages; `INTEGER_MAX` skips the whole stream.
         is_sure: Whether retention certainly dropped a matching message, even if its id is not known.
+        left_out: The streams that were left out of the search, which lookups may try again by now.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
@@ -129,6 +130,7 @@ class LostMessages:
     deleted: dict[MessageId, None] = field(default_factory=dict)
     unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
+    left_out: tuple[UnreadableStream, ...] = ()
 
     def __len__(self) -> int:
         return len(self.expired) + len(self.deleted) + len(self.unread)
@@ -264,7 +266,7 @@ def answered(
         known = evidence_together(catalog, names, key_ids)
         found = find(known if complete else None)
         if complete or not found.hits:
-            known.check_present(catalog, names)
+            known.check_present(catalog, names, key_ids)
         return _concluded(catalog, known, found, was_read=complete)
 
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)
@@ -273,12 +275,13 @@ def answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: FoundMessages) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unreadable = catalog.unreadable_streams(names)
+    unreadable = union_of(found.lost.left_out, catalog.unreadable_streams(names))
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
 def _concluded(catalog: Catalog, known: Evidence, found: FoundMessages, *, was_read: bool) -> Answer:
     lost = found.lost
+    known = replace(known, unusable=union_of(known.unusable, lost.left_out))
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.unreadable_streams:
             raise catalog.why_left_out(known.unreadable_streams[0])

@@ -202,7 +202,8 @@ def probe(catalog: Catalog, question: Question) -> FoundMessages:
     If the limited rows include messages that retention has dropped, or the given message, further matches may be
     missing: it probes again. Each round knows more first offsets or more ids of the given message, so the rounds end.
     """
-    lost = LostMessages(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
+    left_out = catalog.unreadable_streams(question.names)
+    lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
     while True:
         known = len(question.own.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))

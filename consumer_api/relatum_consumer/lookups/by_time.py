@@ -378,7 +378,8 @@ def _within(
     def first(messages: Iterable[Message]) -> list[Message]:
         return sorted(messages, key=lambda message: (abs(time_of(message) - at.time_us), rank(message)))[:limit]
 
-    lost, servers, targets = LostMessages(), search.catalog.servers, search.targets()
+    lost = LostMessages(left_out=search.catalog.unreadable_streams(search.names))
+    servers, targets = search.catalog.servers, search.targets()
     found = Matches(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,6 +101,11 @@ _OTHER_VHOSTS: Final = sql(
     ORDER BY vhost
     LIMIT 5
     """
+)
+
+
+_REMOVED: Final = sql(
+    "SELECT name FROM relatum.keys WHERE key_id = ANY (:key_ids::smallint[]) AND removed_at IS NOT NULL"
 )
 
 
@@ -204,6 +209,13 @@ class Catalog:
             remedy = "`relatum keys list` lists the defined keys, `relatum keys add` defines one"
             raise KeyNotDefined(f"no key {key!r} is defined{hint}: {remedy}", key=key)
         return found
+
+    def check_in_force(self, key_ids: Iterable[int]) -> None:
+        """Check in the database that keys are in force; raises `KeyNotDefined`."""
+        ids = list(key_ids)
+        for (name,) in self.servers.rows(_REMOVED, {"key_ids": ids}) if ids else ():
+            self.forget()
+            raise KeyNotDefined(f"the key {name!r} was removed, and perhaps defined anew: repeat the lookup", key=name)
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
         """Return the definitions of keys; None for all keys."""
@@ -346,11 +358,16 @@ class Catalog:
             vhost=self.vhost,
         )
 
-    def streams(self, names: Sequence[str] | None) -> list[PresentStream]:
-        """Read from the database the recorded streams with these names or super streams; None: all recorded streams."""
+    def streams(self, names: Sequence[str] | None, *, even_replaced: bool = False) -> list[PresentStream]:
+        """Read from the database the recorded streams with these names or super streams; None: all recorded streams.
+
+        `even_replaced`: Without names, include the streams that lookups leave out because they were replaced.
+        """
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
-        left_out = self.left_out() if names is None else ()
+        left_out: Collection[str] = ()
+        if names is None:
+            left_out = self._others[1] if even_replaced else self.left_out()
         return [PresentStream(*row) for row in rows if row[1] not in left_out]
 
 

@@ -40,7 +40,7 @@ from relatum.store.coverage import (
     proven,
 )
 from relatum.store.database import sql
-from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
+from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream, union_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
 
@@ -89,9 +89,15 @@ class Evidence:
         return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
-        """Read the unrecorded messages. A batch that cannot be unpacked makes its stream unproven."""
+        """Read the unrecorded messages.
+
+        A stream becomes unproven if a batch cannot be unpacked, or if its last message does not arrive: another node
+        than the one that knew the end may have answered, or the stream was declared again since.
+        """
+        reached: dict[str, int] = {}
 
         def check(message: Message) -> None:
+            reached[message.stream] = message.offset
             if isinstance(message.raw, UnreadableRecord):
                 self.unproven.add(message.stream)
             else:
@@ -99,6 +105,8 @@ class Evidence:
 
         for each in self.uncovered:
             servers.scan(each.stream, each.start, each.stop, check)
+            if reached.get(each.stream, -1) < each.stop - 1 == self.ends[each.stream].last:
+                self.unproven.add(each.stream)
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
         """Return the streams in `behind` that no recorder records now."""
@@ -119,12 +127,14 @@ class Evidence:
             if key.key_id in self.new_keys and (sought is None or key.key_id in sought)
         )
 
-    def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """Check, after the index query, that each stream still has the `stream_id` of this evidence.
+    def check_present(self, catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> None:
+        """Check, after the index query, that the keys are in force, and that the streams have the ids of this evidence.
 
         Raises:
+            KeyNotDefined: a key was removed, so its rows may have been pruned.
             StreamReplaced: a stream was recorded anew or forgotten during the lookup, so the query may lack its rows.
         """
+        catalog.check_in_force(key_ids)
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:
             if name in self.ends and present.get(name) != stream_id:
@@ -208,7 +218,9 @@ def evidence(
         StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     servers, keys, chunks = catalog.servers, tuple(key_ids), chunks or ChunkCache()
-    recorded, unusable = catalog.streams(names), catalog.unreadable_streams(names)
+    # Before and after the query: during it, a stream may be left out or tried again.
+    before, recorded = catalog.unreadable_streams(names), catalog.streams(names)
+    unusable = union_of(before, catalog.unreadable_streams(names))
     searched = all_names(servers, recorded, names)
     lasts = {stream.name for stream in recorded} if len(searched) > 1 and not needs_firsts else set()
     found = all_ends(servers, searched, is_named=names is not None, chunks=chunks, lasts=lasts)

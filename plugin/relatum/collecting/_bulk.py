@@ -209,29 +209,22 @@ def type_of_property(message: Message) -> str | None:
     return message.properties.type
 
 
-def describe(message: Message, type_of: TypeOf) -> Collected:
-    """Return a message with its type, id and size, and without its decoded values: it takes half the memory."""
-    return _described(_undecoded(message), type_of)
-
-
-def _described(message: Message, type_of: TypeOf) -> Collected:
+def describe(message: Message, type_of: TypeOf, *, may_be_decoded: bool = True) -> Collected:
+    """Return a message with its type, id and size. While it waits, its decoded values would double its memory."""
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
     if type_of is not type_of_property:
         kind = None
         with suppress(DataError):
             kind = type_of(message)
-        message = _undecoded(message)
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"type_of must return text or None, not {type(kind).__name__}, for message {place}")
     # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), id_of(place, given)
-    return Collected(place, message_id, kind, len(message.body if raw is None else raw), message)
-
-
-def _undecoded(message: Message) -> Message:
-    raw = message.raw
-    return message if raw is None else Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
+    size = len(message.body if raw is None else raw)
+    if raw is not None and (may_be_decoded or type_of is not type_of_property):
+        message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
+    return Collected(place, message_id, kind, size, message)
 
 
 def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
@@ -247,11 +240,11 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
 
 
 def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
-    """Describe messages just read. One that cannot be described gets no type, and is passed over."""
+    """Describe messages just read. One that cannot be described gets no type and is passed over."""
     described = list[Collected]()
     for message in messages:
         try:
-            described.append(_described(message, type_of))
+            described.append(describe(message, type_of, may_be_decoded=False))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
             text = "passed over message %s, whose type is unknown: %s"
             logging.getLogger("relatum.collector").warning(text, message.id, ended(error))

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._bulk import BACKOFF_MAX_S, REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD,
@@ -163,13 +163,12 @@ class CollectorStore(CollectorMembers):
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
+        """Extend the lease, even a lapsed one; return False if another member took over and removed this one."""
+        return bool(self._database.rows(RENEW, {"id": member}))
 
-        Returns False if another member has taken over all messages and removed this one.
-        """
-        has_renewed = bool(self._database.rows(RENEW, {"id": member}))
+    def forget(self) -> None:
+        """Delete messages that were finished more than `keep_s` ago."""
         forget_finished(self._database.engine, self._collector)
-        return has_renewed
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -246,23 +245,6 @@ class CollectorStore(CollectorMembers):
         token: UUID | None = None,
     ) -> Stored:
         """Store results of messages that this member still owns in this bulk, and the token of a joined transaction."""
-        try:
-            return self._finish(connection, member, bulk_id, results, token)
-        except RowRefused:
-            if connection is not None:
-                raise
-            # Only a reason can contain refused text, which must not prevent the storing of the result.
-            ascii_only = [each._replace(reason=_in_ascii(each.reason)) for each in results]
-            return self._finish(None, member, bulk_id, ascii_only)
-
-    def _finish(
-        self,
-        connection: sa.Connection | None,
-        member: int,
-        bulk_id: int,
-        results: Sequence[Result],
-        token: UUID | None = None,
-    ) -> Stored:
         others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
         succeeded = (result.place for result in results if result.place not in others)
         changes = [(SUCCEED, each) for each in self._by_stream(member, succeeded, of_bulk=bulk_id)]
@@ -275,7 +257,14 @@ class CollectorStore(CollectorMembers):
         for place, (_, named) in enumerate(changes):
             # The first statement writes the token, which saves a round trip.
             named |= _UNMARKED if token is None or place else self._tokens.of(token)
-        return self._change(changes, connection)
+        try:
+            return self._change(changes, connection)
+        except RowRefused:
+            ascii_only = [each._replace(reason=_in_ascii(each.reason)) for each in results]
+            if connection is not None or ascii_only == [*results]:
+                raise
+            # Only a reason can contain refused text, which must not prevent the storing of the result.
+            return self.finish(member, bulk_id, ascii_only)
 
     def _change(
         self, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], connection: sa.Connection | None = None
@@ -341,7 +330,8 @@ class CollectorStore(CollectorMembers):
                     left.append(place)
                 else:
                     message = Collected(place, message_id, type_, size, None, attempts, collected_at)
-                    found.append((message, due_in_s or 0.0))
+                    # No retry waits longer, unless the server's clock was set back.
+                    found.append((message, min(due_in_s or 0.0, BACKOFF_MAX_S)))
             for each in self._by_stream(member, left):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0

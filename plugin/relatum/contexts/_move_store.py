@@ -36,10 +36,11 @@ OF_MOVES: Final = """relatum.context_moves m
     JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
 """The tables of the columns in `MOVE`."""
 
+# A move without a fence's epoch has published nothing yet. If it is being aborted, it has an epoch all the same.
 FENCE_AFTER: Final = sql(f"""
     SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
         SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
-        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
+        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer AND m.fence_epoch > 0
             AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
                 OR target.stream = :stream::text AND m.epoch > :above::bigint)
         ORDER BY m.fence_epoch LIMIT 1) found ON true""")

@@ -40,6 +40,7 @@ from relatum.errors import (
     PublishNacked,
     PublishUnroutable,
     RelatumError,
+    StreamNotFound,
     StreamUnavailable,
     Transient,
 )
@@ -262,6 +263,8 @@ def resume_abandoned(moves: MoveStore, streams: ControlStreams, *, retry_s: floa
         logger.warning("resuming move %d: its mover no longer renews the lease", move_id, extra={"move_id": move_id})
         try:
             Mover(moves, streams, retry_s=retry_s).run(go_on, move_id)
+        except StreamNotFound as error:
+            log_failure(logger, error, f"move {move_id} cannot be completed")
         except (Conflict, NotFound) as error:
             log_failure(logger, error, f"another mover completed or aborted move {move_id}", level=logging.INFO)
 

@@ -150,6 +150,7 @@ class Following:
         self.is_over = False
         self.in_doubt: UUID | None = None
         self.stored_holds: set[int] = set(opened.since)
+        self._unread_holds: set[int] = set(opened.since)
         self._begun_at = {move_id: now - open_s for move_id, open_s in opened.since.items()}
         self._entry = EntryReader(header)
         self._options = options
@@ -185,6 +186,7 @@ class Following:
             self._step.position = offset
             self._step.is_closed = True
             self._step.since = now
+        self._end_lost_holds(self._step, now)
 
     def gather(self, now: float) -> None:
         """Judge messages until the step is full or no message is left."""
@@ -203,6 +205,18 @@ class Following:
                 self._at = 0
                 self._waiting_messages -= len(piece)
                 self._waiting_bytes -= piece.bytes
+        self._end_lost_holds(step, now)
+
+    def _end_lost_holds(self, step: Step, now: float) -> None:
+        """End stored holds whose marker retention dropped, and the database lacks, as that of an aborted move."""
+        if not self._unread_holds or not self.log.is_caught_up:
+            return
+        lost = self._unread_holds - self.log.holds.keys()
+        self._unread_holds = set()
+        if lost:
+            step.ended += sorted(lost)
+            step.is_closed = True
+            step.since = now if step.since is None else step.since
 
     @property
     def is_blocked(self) -> bool:
@@ -322,8 +336,8 @@ class Following:
         step = self._step
         if self.outstanding is not None or self.is_over or self._returned is not None:
             return None
-        has_moved = step.position > self.position or bool(step.begun or step.ended)
-        if step.count or step.since is None or not has_moved:
+        # A closed step may have only moved a hold's cursor, past adoptions of messages that no longer exist.
+        if step.count or step.since is None or not (step.is_closed or step.position > self.position):
             return None
         return 0.0 if step.is_closed else step.since + LAZY_S
 

@@ -288,7 +288,9 @@ class Publications:
     def _is_there(self, sent: Sent) -> bool:
         """Return whether an unconfirmed adoption is in its partition, behind the marker of its epoch."""
         move = self._world.fence_after(sent.name, sent.wanted.epoch - 1, sent.stream)
-        from_offset = 0 if move is None else _scan_from(move, sent.stream)
+        # The epoch of a set that was placed anew has no marker, and a later move may begin behind the adoption.
+        has_marker = move is not None and (move.target, move.epoch) == (sent.stream, sent.wanted.epoch)
+        from_offset = _scan_from(move, sent.stream) if move is not None and has_marker else 0
         return self._world.search(sent, from_offset, True) is not None
 
     def _stray(self, sent: Sent) -> int | None:

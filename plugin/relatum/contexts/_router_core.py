@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from relatum import metrics
@@ -129,7 +129,12 @@ class RouterCore:
             self._vhost = self._vhost or address.vhost
             self.check_vhost(address.vhost)
             layout = describe_super_stream(source, self.super_stream)
-            self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+            # The broker does not know the weights: keep those that were read from the database.
+            weights = {row.stream: row.weight for row in self._candidates}
+            self._candidates = [
+                PartitionRow(0, each.stream, each.binding_key, each.place, weight=weights.get(each.stream, 1.0))
+                for each in layout
+            ]
             self.has_layout = True
             if needs_database:
                 self.control_streams = ControlStreams(address, self.options.header)
@@ -173,11 +178,14 @@ class RouterCore:
         ticket = next(self._tickets)
         has_lock = self._refresh_lock.acquire(timeout=REFRESH_TURN_S)
         try:
-            if self._last_refresh[0] < ticket:
+            # Without the lock, an earlier refresh that ends late may replace `_last_refresh` at any time.
+            began, found = self._last_refresh
+            if began < ticket:
                 began = next(self._tickets)
                 with self._in_time(is_refresh=True):
-                    self._last_refresh = began, self.store.changes(since)
-            return self._last_refresh[1]
+                    found = self.store.changes(since)
+                self._last_refresh = began, found
+            return found
         finally:
             if has_lock:
                 self._refresh_lock.release()
@@ -246,9 +254,11 @@ class RouterCore:
         with self._lock:
             self._published += 1
             if self._refresher is None and self.options.trust_clock and not self._is_closed:
-                self._refresher = PeriodicThread(
-                    self, RouterCore._refresh, every_s=LOOK_EVERY_S, name="relatum refresh"
-                )
+                # From Python 3.12 on, no thread can start at interpreter shutdown. The message was published anyway.
+                with suppress(RuntimeError):
+                    self._refresher = PeriodicThread(
+                        self, RouterCore._refresh, every_s=LOOK_EVERY_S, name="relatum refresh"
+                    )
 
     def published_unnamed(self) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from relatum.contexts._placements import check_name
 from relatum.contexts._publication import POLL_S
 from relatum.contexts._router_core import RouterCore
 from relatum.contexts._super_stream_rows import IDLE_S_MIN, USE_REPORT_S
-from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError
+from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError, Transient
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum.store.catalog import key_definitions
@@ -202,8 +203,11 @@ class SetLifecycle:
         """Record a confirmed message of a set: the set is in use, or ends with this message."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
-                self._thread.start()
+                # From Python 3.12 on, no thread can start at interpreter shutdown. The message was published anyway.
+                with suppress(RuntimeError):
+                    thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
+                    thread.start()
+                    self._thread = thread
             if not is_last:
                 self._used_names.add(name)
                 return
@@ -268,24 +272,31 @@ class SetLifecycle:
     def _maintain(self, *, is_last: bool) -> bool:
         with self._lock:
             ending = dict(self._ending)
-        self._settle_unchecked()
-        is_done = self._close_sets(ending)
+        # First, because settling may wait for a move, and other routers close sets whose use is not reported.
         if is_last or time.monotonic() >= self._report_at:
             self._report_use()
             self._report_at = time.monotonic() + USE_REPORT_S
+        failures = self._settle_unchecked()
+        is_done = self._close_sets({name: epoch for name, epoch in ending.items() if name not in failures})
+        if failures:
+            raise next(iter(failures.values()))
         return is_done
 
-    def _settle_unchecked(self) -> None:
-        """Make earlier messages valid: no later check includes a set that has ended."""
-        unchecked = self._core.publications.unchecked
+    def _settle_unchecked(self) -> dict[str, Transient]:
+        """Make earlier messages valid: no later check includes a set that has ended. Return the errors of sets."""
+        unchecked, failures = self._core.publications.unchecked, dict[str, Transient]()
         if not len(unchecked):
-            return
+            return failures
         mark = unchecked.mark()
         self._core.publications.look()
         for name in unchecked.names():
             # Few names remain: a move changed their placement, or another process closed the set.
             if unchecked.of(name, mark):
-                self._settle(name)
+                try:
+                    self._settle(name)
+                except Transient as error:
+                    failures[name] = error
+        return failures
 
     def _close_sets(self, ending: dict[str, int]) -> bool:
         if not ending:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import sqlalchemy as sa
 
-from relatum import metrics, otel
+from relatum import otel
 from relatum.common.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.common.closing import Closing
 from relatum.common.processes import refuse_in_child
@@ -163,7 +163,6 @@ class ConsumerBase:
         self._member = Member(super_stream, self._store, self._address, options=options)
         self._is_started = self._is_closed = False
         refuse_in_child(self, "a serial consumer")
-        metrics.report(self._member, super_stream=super_stream, consumer=name)
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
@@ -213,6 +212,8 @@ class ConsumerBase:
             yield
         except PartitionLost as error:
             log_failure(logger, error, "batch not consumed here", level=logging.INFO)
+            # The handler may have lost a batch of another consumer. If this batch is lost, this has no effect.
+            batch.give_back()
         except BaseException:
             batch.give_back()
             raise

@@ -93,13 +93,14 @@ class Member:
         self._holder: str | None = None
         self._surplus = 0
         self._leased_until = self._renew_at = -math.inf
+        metrics.report(self, super_stream=self._super_stream, consumer=self.store.name)
 
     def start(self) -> None:
         """Join, take free partitions, and start to read. A failed start releases everything."""
         if self.stopping.is_set():
             self._begin()
         self.stopping.clear()
-        self.store.ending.restart()
+        self.store.reopen()
         try:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)

@@ -23,13 +23,16 @@ MEMBERS_UP: Final = sql("""
 
 _FORGET_CONSUMER: Final = sql("DELETE FROM relatum.serial_consumers WHERE consumer_id = :consumer_id::integer")
 
+# A partition that was added while no member ran has no position yet: it is read from its start.
 POSITIONS_SHOWN: Final = sql(f"""
-    SELECT serial_positions.partition_id, s.stream, s.state, serial_positions.position,
+    SELECT s.partition_id, s.stream, s.state, coalesce(serial_positions.position, 0) AS position,
         CASE WHEN {PARTITIONS.is_held} THEN serial_positions.holder END AS holder
-    FROM relatum.serial_positions
-    JOIN relatum.super_stream_partitions s ON s.partition_id = serial_positions.partition_id
-    WHERE serial_positions.consumer_id = :consumer_id::integer
-    ORDER BY s.place, serial_positions.partition_id""")
+    FROM relatum.serial_consumers c
+    JOIN relatum.super_stream_partitions s ON s.super_stream_id = c.super_stream_id
+    LEFT JOIN relatum.serial_positions
+        ON serial_positions.consumer_id = c.consumer_id AND serial_positions.partition_id = s.partition_id
+    WHERE c.consumer_id = :consumer_id::integer
+    ORDER BY s.place, s.partition_id""")
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,21 +107,20 @@ PLACED_IN: Final = sql("""
 _RETIRE: Final = sql("""
     UPDATE relatum.super_stream_partitions SET state = 'retired' WHERE partition_id = :partition_id::integer""")
 
+# A partition that was added while no member ran has no position yet.
 _UNREAD: Final = sql("""
-    (SELECT c.name, s.stream
+    SELECT c.name, s.stream
     FROM relatum.serial_consumers c
-    JOIN relatum.serial_positions p ON p.consumer_id = c.consumer_id
-    JOIN unnest(:partition_ids::integer[], :ends::bigint[]) AS needed(partition_id, "end")
-        ON p.partition_id = needed.partition_id
+    CROSS JOIN unnest(:partition_ids::integer[], :ends::bigint[]) AS needed(partition_id, "end")
     JOIN relatum.super_stream_partitions s ON s.partition_id = needed.partition_id
-    WHERE c.super_stream_id = :super_stream_id::integer AND p.position < needed."end"
-    LIMIT 1)
-    UNION ALL
-    (SELECT c.name, NULL FROM relatum.serial_consumers c JOIN relatum.serial_holds h ON h.consumer_id = c.consumer_id
+    LEFT JOIN relatum.serial_positions p ON p.consumer_id = c.consumer_id AND p.partition_id = needed.partition_id
     WHERE c.super_stream_id = :super_stream_id::integer
-        AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
-    LIMIT 1)""")
-"""One consumer that has not read a partition to its end, or has a hold that is in the retired one or waits for it."""
+        AND (coalesce(p.position, 0) < needed."end" OR EXISTS (
+            SELECT FROM relatum.serial_holds h
+            WHERE h.consumer_id = c.consumer_id AND h.partition_id = needed.partition_id
+                AND h.marker_offset < needed."end"))
+    LIMIT 1""")
+"""One consumer that has not consumed a partition up to its end: it has not read so far, or holds back messages."""
 
 OF_VHOST: Final = sql("""
     SELECT super_stream_id, name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name""")
@@ -290,17 +289,12 @@ def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: 
         "super_stream_id": store.super_stream_id,
         "partition_ids": list(ends),
         "ends": list(ends.values()),
-        "partition_id": next(row.partition_id for row in rows if row.stream == retired),
     }
     give_up_at = time.monotonic() + timeout_s
     while found := store.database.rows(_UNREAD, parameters):
         if time.monotonic() >= give_up_at:
             name, stream = found[0]
-            reason = (
-                f"consumer {name!r} holds back messages because of a move from or to {retired!r}"
-                if stream is None
-                else f"consumer {name!r} has not consumed all of {stream!r}"
-            )
+            reason = f"consumer {name!r} has not consumed all of {stream!r}, or holds back messages there"
             raise PartitionInUse(
                 f"{retired!r} is retired, but was not deleted: {reason}; retire it again later",
                 stream=retired,

@@ -245,6 +245,7 @@ class StreamReader(Closing):
 
         Raises:
             ReadTimeout: No message arrived for `timeout_s`, although the stream has more.
+            StreamUnavailable: The leader does not answer, and no other node is known to have all messages up to `stop`.
         """
         scan = Scan.of(stream, start, stop, follow=False)
         messages = _each(self._messages(scan, None, Use.ANSWER))

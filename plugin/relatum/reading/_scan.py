@@ -193,6 +193,12 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
         except (NotTheLeader, NotSettled):
             # The node that is read must know the stream's end.
             bounds = leaders.bounds(stream)
+            if use is Use.ANSWER and scan.stop is not None and bounds.end < scan.stop and not bounds.is_sure:
+                raise StreamUnavailable(
+                    f"The leader of {stream!r} does not answer, and the node that does ends at {bounds.last}, so the "
+                    f"messages up to {scan.stop - 1} cannot all be read: try again.",
+                    stream=stream,
+                ) from None
             if bounds.first is None:
                 return
             node = leaders.of(stream) if bounds.is_proven else None

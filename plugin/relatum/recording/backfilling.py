@@ -176,7 +176,8 @@ def plan_backfill(
 def _extend_to_end(engine: sa.Engine, stream: StreamRow, last: int) -> None:
     """Move the tail to the stream's end, unless a recorder runs, which records up to there."""
     with suppress(CoverageConflict), transaction(engine) as connection:
-        lock_stream(connection, stream.stream_id)
+        # `key_share`: a recorder that starts now has locked the tail, and adds the next one.
+        lock_stream(connection, stream.stream_id, key_share=True)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
             return

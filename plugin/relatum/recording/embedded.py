@@ -92,7 +92,10 @@ class Watched:
     def next(self, now: float) -> Subject | None:
         """Return the subject of the next query, new subjects first; None if no query is due."""
         if self.new:
-            return next(iter(self.new))
+            subject = next(iter(self.new))
+            # If this query fails, as for an exchange that lost a connection lately, the others come first.
+            self.new[subject] = self.new.pop(subject)
+            return subject
         if not self._queue:
             for subject, state in list(self._states.items()):
                 if now - state.used_at > UNUSED_S:

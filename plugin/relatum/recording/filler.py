@@ -180,9 +180,11 @@ class Filler:
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
             first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
-            if taken != part or first is None or first > part[0] or not is_behind:
+            # The coverage may be that of messages which took the place of those that were read.
+            is_read = not work.batch.messages or is_same(self._reader, stream.name, work.batch.position(), bounds)
+            if taken != part or first is None or first > part[0] or not is_behind or not is_read:
                 offsets = f"offsets {part[0]} to {part[1] - 1} of stream {stream.name!r}"
-                text = f"retention or another process changed {offsets}; nothing was written: retry"
+                text = f"retention, a lost tail or another process changed {offsets}; nothing was written: retry"
                 raise CoverageConflict(text, stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])

@@ -11,9 +11,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_names
-from relatum.errors import RelatumError, StreamNotFound
+from relatum.errors import AnotherBroker, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.membership import GROUP_KEY, value_bounds
-from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.reading import Broker, BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error
+from relatum.recording.own_broker import check_broker
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
@@ -94,6 +95,8 @@ _ENDED: Final = sql("""
     WHERE replaced_at IS NOT NULL AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
     ORDER BY stream_id""")
 
+_DELETE_COVERAGE: Final = sql("DELETE FROM relatum.coverage WHERE stream_id = ANY (:ids::integer[])")
+
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
         AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)""")
@@ -110,10 +113,16 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
         return rows
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
-    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. The second pass
-    # deletes rows that it committed during the first.
-    for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
-        rows[table] += delete_all(engine, table, "stream_id = ANY (:ids::integer[])", batch_rows, ids=ids)
+    of_streams = "stream_id = ANY (:ids::integer[])"
+    for table in DERIVED:
+        rows[table] = delete_all(engine, table, of_streams, batch_rows, ids=ids)
+    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. Not by ctid, which a
+    # commit changes that this statement waits for.
+    with transaction(engine) as connection:
+        rows["coverage"] = connection.execute(_DELETE_COVERAGE, {"ids": ids}).rowcount
+    # Rows that it committed in the meantime.
+    for table in (*DERIVED, "relationships"):
+        rows[table] += delete_all(engine, table, of_streams, batch_rows, ids=ids)
     # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
     with transaction(engine) as connection:
@@ -205,7 +214,8 @@ class PruneReport:
     """The numbers of rows deleted, by stream.
 
     "" counts rows of replaced and forgotten streams, of removed keys and of groups, and old receipts.
-    `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
+    `failed` holds the streams whose first retained offset is unknown and those of another broker, with the errors: no
+    row of these was deleted.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -234,7 +244,8 @@ def prune(
         batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
 
     Returns:
-        The numbers of rows deleted. If a stream cannot be read, the report names it, and the others are pruned.
+        The numbers of rows deleted. The report names streams that cannot be read or were recorded from another broker;
+        the others are pruned.
 
     Raises:
         StreamNotFound: no stream of a given name is recorded; nothing was deleted.
@@ -253,7 +264,9 @@ def prune(
             recorded = {
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
-        found = {each: _first_retained(reader, each.name, report) for each in known if each.stream_id in recorded}
+        chosen = [each for each in known if each.stream_id in recorded]
+        identity = reader.identity() if any(each.broker_id for each in chosen) else None
+        found = {each: _first_retained(engine, reader, each, identity, report) for each in chosen}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:
             retain_from(connection, floors)
@@ -276,12 +289,25 @@ def prune(
     return report
 
 
-def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> int | None:
-    """Return the first offset that a stream retains; None if it is empty or cannot be read."""
-    found = bounds_or_error(reader, stream)
+def _first_retained(
+    engine: sa.Engine, reader: StreamReader, stream: StreamRow, identity: BrokerIdentity | None, report: PruneReport
+) -> int | None:
+    """Return the first offset that a stream retains; None if it is empty, cannot be read, or is another broker's."""
+    try:
+        check_broker(engine, reader, stream, identity)
+    except AnotherBroker as error:
+        report.failed[stream.name] = error
+        return None
+    found = bounds_or_error(reader, stream.name)
     if isinstance(found, StreamBounds):
-        return found.first
+        if found.is_proven:
+            return found.first
+        # A replica may have dropped messages that the leader retains.
+        message = (
+            f"the leader of the stream {stream.name!r} is unreachable, so its first offset is unknown: retry later"
+        )
+        found = StreamUnavailable(message, stream=stream.name)
     # Keep the rows of a missing stream: if it is declared again, the recorder detects whether it is the same.
     if not isinstance(found, StreamNotFound):
-        report.failed[stream] = found
+        report.failed[stream.name] = found
     return None

@@ -229,7 +229,7 @@ class RecorderGroup:
         opened = open_streams(self.engine, [each.row for each in streams if each.row is not None])
         self.outages.answered(Server.BROKER, Server.DATABASE)
         by_name: dict[str, Opened] = {each.stream.name: each for each in opened}
-        lost = CoverageConflict("another recorder opened the stream", stream="")
+        lost = CoverageConflict("another recorder opened the stream, or it was replaced or forgotten", stream="")
         return {each: by_name.get(each.name, lost) for each in streams}
 
     # --- the end --------------------------------------------------------------------------------------------------

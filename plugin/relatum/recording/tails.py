@@ -8,7 +8,7 @@ recorded position is unchanged. The follower reads that message first.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import sqlalchemy as sa
@@ -40,6 +40,11 @@ _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
 
+# Columns that may have changed since the caller read the rows, without rows that were replaced or forgotten since.
+_PRESENT: Final = sql("""
+    SELECT stream_id, record_time, greatest(first_offset, retained_from) AS first_offset FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -52,29 +57,34 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where each stream's recording continues: at its tail, or at a new tail if other keys are in force now."""
+    """Find where each stream's recording continues: at its tail, or at a new tail if other keys are in force now.
+
+    Streams that another recorder opens, or that were replaced or forgotten, are left out.
+    """
     by_id = {row.stream_id: row for row in rows}
-    ids = sorted(by_id)
     with transaction(engine) as connection:
+        present = {row.stream_id: row._asdict() for row in connection.execute(_PRESENT, {"stream_ids": list(by_id)})}
+        ids = sorted(present)
+        by_id = {stream_id: replace(by_id[stream_id], **present[stream_id]) for stream_id in ids}
+        # Before the tails: repairs lock in this order.
+        connection.execute(_BEGIN, {"stream_ids": ids})
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
-        with_time = {row.stream_id: row.record_time for row in rows}
         current = {
             stream_id: tail
             for stream_id, tail in tails.items()
-            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
+            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, by_id[stream_id].record_time, False)
         }
         closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in current])
         starts = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
         starts |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
         new = [
-            new_tail(stream_id, at, key_ids, with_time=with_time[stream_id], position=position)
+            new_tail(stream_id, at, key_ids, with_time=by_id[stream_id].record_time, position=position)
             for stream_id, (at, position) in starts.items()
         ]
         current |= {row.stream_id: row for row in add_ranges(connection, new)}
-        connection.execute(_BEGIN, {"stream_ids": sorted(current)})
     # The last position of all ranges: the tail of a stream that was only back-filled has none.
     return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
 
@@ -233,9 +243,11 @@ def skip_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> int:
     The offsets become a hole, unless no message was recorded before them.
     """
     with transaction(engine) as connection:
-        tail = _advance_tail(connection, stream, to_offset)
+        # Repairs lock the stream before its tail, too.
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
-        if tail.position is None:
+        tail = _advance_tail(connection, stream, to_offset)
+        # The tail of a stream that was only back-filled has no position.
+        if last_position(coverage_of(connection, [stream.stream_id])) is None:
             return 0
         hole = (tail.to_offset, to_offset)
         add_ranges(connection, [CoverageRow(stream.stream_id, *hole, kind="hole")])

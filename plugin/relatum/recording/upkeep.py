@@ -23,7 +23,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import StreamBounds
-from relatum.reading.following import BrokerReach
+from relatum.reading.following import BrokerReach, Replaced
 from relatum.recording.filler import TURN_S, Filler
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
@@ -303,8 +303,14 @@ class Upkeep:
             logger.debug("the end of stream %r is unknown now: %s", stream.name, ended(error))
         else:
             stream.progress.show(bounds.last)
-            if tail is not None and is_known and bounds.first is not None:
+            # A replica may have dropped messages that the leader retains.
+            if tail is None or bounds.first is None or bounds.last is None or not bounds.is_proven:
+                pass
+            elif is_known:
                 tail.first_offset = bounds.first
+            elif tail is stream.tail and not tail.is_known and bounds.last < tail.recorded_to:
+                # The follower waits for the tail's offset, and has no message to compare.
+                stream.on_event(Replaced(stream.name, stream.following))
         return ENDS_S / len(candidates)
 
     def _bounds(self, name: str) -> StreamBounds:

@@ -76,6 +76,8 @@ class TimedConnection(psycopg.Connection[Any]):
         statement_s: Maximum seconds of a statement or a commit; None for no limit except the call's deadline.
         ending: The deadline of the component that uses the connection. Waits also end at it.
         idle_s: Seconds after which the server ends an idle transaction; None for never.
+        default_level: The isolation level of transactions without one of their own; None for the database's default. At
+            a higher level, a statement after a wait for a lock would not see what the lock's holder committed.
         release: Returns the connection to its pool when `close` is called. None if the connection has no pool.
         is_used: Whether the connection was used before; the server may have restarted since.
         generation: The pool's generation when the connection was opened.
@@ -84,6 +86,7 @@ class TimedConnection(psycopg.Connection[Any]):
     statement_s: float | None = None
     ending: Deadline | None = None
     idle_s: float | None = None
+    default_level: psycopg.IsolationLevel | None = None
     release: "Callable[[TimedConnection], None] | None" = None
     is_used = False
     generation = 0
@@ -112,7 +115,7 @@ class TimedConnection(psycopg.Connection[Any]):
         Otherwise, the connection of a suspended process would keep its transaction's locks. The limit is sent in the
         same round trip and is local to the transaction, so it also works behind a pooler.
         """
-        level = self.isolation_level
+        level = self.isolation_level or self.default_level
         isolation = "" if level is None else f" ISOLATION LEVEL {level.name.replace('_', ' ')}"
         limit = "" if self.idle_s is None else f"; {idle_limit(self.idle_s)}"
         command = f"BEGIN{isolation}{limit}".encode()

@@ -93,8 +93,9 @@ class Database:
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
             suspended. None (default): never.
-        writes: If True, and the URL lists several hosts, connect only to a host that accepts writes, unless the
-            URL sets `target_session_attrs`. Default: False.
+        writes: If the URL lists several hosts and does not set `target_session_attrs`: True connects only to a host
+            that accepts writes, False (default) only to the primary. Statements that reached a primary and a lagging
+            standby by turns would prove that messages are absent which exist.
 
     `statement_timeout_s` in the URL overrides `statement_s`.
 
@@ -133,8 +134,8 @@ class Database:
         self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
         size_max = connections_max or (2 * pool_size if is_bounded else None)
         parameters = dict(self.address.parameters)
-        if writes and len(self.address.hosts()) > 1:
-            parameters.setdefault("target_session_attrs", "read-write")
+        if len(self.address.hosts()) > 1:
+            parameters.setdefault("target_session_attrs", "read-write" if writes else "primary")
         self.pool = Pool(
             parameters,
             idle_max=connections_max or pool_size,
@@ -182,7 +183,7 @@ class Database:
     def _take_connection(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
         connection = self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
-        connection.idle_s = self._idle_s
+        connection.idle_s, connection.default_level = self._idle_s, psycopg.IsolationLevel.READ_COMMITTED
         return connection
 
     def rows(
@@ -253,6 +254,12 @@ class Database:
         self._is_closed = True
         if self._shared is None:
             self.pool.close()
+
+    def reopen(self) -> None:
+        """Reopen after `close`: otherwise, each statement would open a connection."""
+        self._is_closed = False
+        if self._shared is None:
+            self.pool.reopen()
 
 
 AnyDatabase: TypeAlias = str | sa.URL | Database

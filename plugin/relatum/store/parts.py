@@ -208,8 +208,6 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
 
 
 def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
-    # Not the database's default level: the stored ranges of a part must include all rows that were committed to it.
-    engine = engine.execution_options(isolation_level="READ COMMITTED")
     with transaction(engine) as connection, patient(connection, CLOSING_S):
         connection.execute(sa.select(function))
 
