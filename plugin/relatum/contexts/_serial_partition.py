@@ -378,13 +378,15 @@ class Partition:
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
-        """Read the message that an adoption names. None: retention has dropped it, or its stream was deleted.
+        """Read the message that an adoption names. None: it was dropped by retention, or deleted with its stream.
 
         The message was confirmed before its adoption. If it is not visible, the replica lags: the read is retried until
         the stream's leader reports that it has no such message, because the stream was declared again.
         """
         try:
-            return self.member.follower.reader().read(adoption.stream, adoption.offset)
+            found = self.member.follower.reader().read(adoption.stream, adoption.offset)
+            if found.headers.get(self.member.header or "") == adoption.context:
+                return found
         except (OffsetExpired, StreamNotFound):
             pass
         except OffsetNotFound as error:
