@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from relatum.common.waiting import Pauses, backoff
+from relatum.contexts._control_streams import leaders_bounds
 from relatum.contexts._move_store import lost_controls
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
@@ -32,7 +33,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamReader, bounds_of_known
+from relatum.reading import Message, StreamReader
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.store.settling import CommitInDoubt
 
@@ -343,7 +344,7 @@ class Partition:
         assert opened is not None, "events follow the opening"
         assert opened.known_by is not None, "only a stream that was read before can be replaced"
         reader = self.member.follower.reader()
-        bounds = bounds_of_known(reader, self.stream)
+        bounds = leaders_bounds(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
         at = None if last_ms is None or bounds.last is None else self._first_recent_offset(reader, last_ms)
         if at is None:
