@@ -1,10 +1,12 @@
 """Layouts of super streams, the rules that balance over them, what a message is routed by, and affinity handles."""
 
 import gc
+import socket
 import subprocess
 import sys
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pika
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import relatum
 from relatum import AffinityHandle, SuperStream
 from relatum.contexts import AffinityOptions
-from relatum.errors import ConfigurationError, InvalidInput, NotFound
+from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotFound
 from relatum.superstreams import Candidate, Layout, Outgoing, Partition, balance_of, partition_of
 
 
@@ -209,6 +211,16 @@ def test_handles_go_round(partitions: int, handles: int) -> None:
     assert sorted(counts.values()) == sorted([full] * (partitions - rest) * bool(full) + [full + 1] * rest)
 
 
+def test_least_loaded_does_not_count_a_handle_that_was_closed_before_its_first_message() -> None:
+    """A closed handle can still publish, but its partition gets no load that nothing takes away."""
+    super_stream = SuperStream("orders", partitions=2)
+    for _ in range(3):
+        closed = super_stream.affinity(lambda _name, _candidates: 0)
+        closed.close()
+        assert placed(closed) == "orders-0"
+    assert {placed(super_stream.affinity("least_loaded")) for _ in range(2)} == {"orders-0", "orders-1"}
+
+
 def test_least_loaded_counts_open_handles() -> None:
     """A handle that is closed leaves room for the next; closing it twice leaves no more."""
     super_stream = orders()
@@ -219,6 +231,18 @@ def test_least_loaded_counts_open_handles() -> None:
     with super_stream.affinity("least_loaded") as fourth:
         assert placed(fourth) == placed(open_handles[1])
         assert placed(super_stream.affinity("least_loaded")) in {f"orders-{place}" for place in range(3)}
+
+
+def test_a_handle_does_not_wait_for_a_silent_broker() -> None:
+    """Event loops place and close handles, also while a thread queries another broker for its partitions."""
+    super_stream = SuperStream("orders")
+    with ThreadPoolExecutor(2) as threads:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            query = threads.submit(super_stream.layout, f"amqp://127.0.0.1:{silent.getsockname()[1]}")
+            with silent.accept()[0]:
+                threads.submit(super_stream.affinity().close).result(5.0)
+        with pytest.raises(BrokerUnavailable):
+            query.result(60.0)
 
 
 def test_other_rules() -> None:
