@@ -284,6 +284,13 @@ def test_keys(source: Source, recorded: Place) -> None:
         source.reader(key="n", keyValues="[1.5]", **of_table)
 
 
+def test_a_key_of_what_release_0_4_recorded(source: Source, recorded: Place) -> None:
+    """A message without a row that was recorded over AMQP 0.9.1 is found, too."""
+    recorded.sql("UPDATE relatum.coverage SET over_amqp = true")
+    recorded.sql("DELETE FROM relatum.relationships WHERE stream_offset = 7")
+    assert source.offsets(database=recorded.database, key="order_id", keyValues='["o7"]') == [7, 27]
+
+
 @pytest.mark.differs
 def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> None:
     """Rows of the old stream answer for nothing in the new one."""
