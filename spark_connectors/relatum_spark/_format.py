@@ -321,7 +321,8 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 report_loss(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
                 positions[stream] = start[stream]
-                self._emptied.add(stream)
+                if bounds.is_sure:  # Otherwise the leader may only wait for its replicas.
+                    self._emptied.add(stream)
             elif self._is_replaced(stream, start[stream], bounds):
                 message = (
                     f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "

@@ -22,6 +22,7 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamUnavailable,
     Transient,
 )
 from relatum.keys import InvalidValue, KeyDefinition
@@ -103,7 +104,7 @@ class StreamQueries:
         while True:
             found: StreamBounds | None = None
             with suppress(StreamNotFound):
-                found = self.run(lambda reader: reader.bounds(stream))
+                found = self.run(lambda reader: _bounds_of(reader, stream, read_to or 0))
             if read_to is None or (found is not None and found.end >= read_to):
                 return found
             now = time.monotonic()
@@ -145,6 +146,26 @@ class StreamQueries:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+
+def _bounds_of(reader: StreamReader, stream: str, read_to: int) -> StreamBounds:
+    """Return a stream's bounds; raises `StreamUnavailable` if a node without the leader's proof ends before `read_to`.
+
+    Such a node may only lag. An empty stream is no error.
+    """
+    bounds = reader.bounds(stream)
+    if bounds.last is not None and bounds.end < read_to and not bounds.is_sure:
+        raise _unproven_end(stream, bounds.last)
+    return bounds
+
+
+def _unproven_end(stream: str, last: int | None) -> StreamUnavailable:
+    end = "has no message" if last is None else f"ends at offset {last}"
+    return StreamUnavailable(
+        f"the stream {stream!r} {end} by the answering node, which may lag: its leader is unreachable or waits for "
+        "its replicas; retry later",
+        stream=stream,
+    )
 
 
 def check_places(options: SourceOptions, streams: list[str]) -> None:
@@ -305,7 +326,7 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
     gaps. So offsets are lost only if the stream's bounds exclude them. With `failOnDataLoss`, a loss is an error after
     the earlier messages were yielded; otherwise it is a warning, and reading continues after it.
     """
-    expected = before = wanted.start
+    expected, before = wanted.start, -1
     while expected < wanted.stop:
         # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
@@ -319,6 +340,8 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
                     _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
                 expected = batch.last_offset + 1
                 yield batch
+        # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began after
+        # the stream's bounds were known delivers nothing either.
         rest = Slice(wanted.stream, expected, wanted.stop)
         if len(rest) and (_is_lost(reader, rest, options) or expected == before):
             return
@@ -327,7 +350,9 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
     """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
-    first, last = reader.bounds(gap.stream)
+    first, last = bounds = reader.bounds(gap.stream)
+    if (last is None or last < gap.start) and not bounds.is_sure:
+        raise _unproven_end(gap.stream, last)
     if first is None or last is None:
         report_lost_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:

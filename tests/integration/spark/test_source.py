@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructType
 
 import relatum.wire.chunk
@@ -31,11 +31,13 @@ from relatum.errors import (
     OffsetNotFound,
     RelatumError,
     StreamNotFound,
+    StreamUnavailable,
     Transient,
 )
-from relatum.reading import StreamReader
+from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
+from relatum_spark._reading import Slice
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support._streams import Plain
 from tests.support.place import Place
@@ -312,6 +314,32 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
     source.put(orders(4))
     with pytest.raises(OffsetNotFound, match="declared again"):
         list(reader.read(partition))
+
+
+@pytest.mark.parametrize("last", [8, None])
+def test_the_end_that_a_lagging_node_shows_is_no_loss(
+    source: Source, monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    """Without an answer of the leader the task fails and Spark repeats it, also with failOnDataLoss=false."""
+    source.put(orders(9))
+    bounds = StreamBounds(None if last is None else 0, last, is_proven=False)
+    monkeypatch.setattr(StreamReader, "bounds", lambda self, stream: bounds)
+    for flag in ("true", "false"):
+        with pytest.raises(StreamUnavailable):
+            list(source.reader(failOnDataLoss=flag).read(InputPartition(Slice(source.stream, 0, 12))))
+
+
+def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader is away while a task scans, and back when the task compares the stream's end."""
+    source.put(orders(9))
+    scan, scans = StreamReader.batches, []
+
+    def lagging(*given: Any, **options: Any) -> Any:
+        scans.append(given)
+        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
+
+    monkeypatch.setattr(StreamReader, "batches", lagging)
+    assert source.offsets() == list(range(9))
 
 
 @pytest.fixture
