@@ -17,15 +17,15 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
-from relatum.keys import InvalidValue, KeyDefinition, Place
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, is_integer_text
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
-from relatum_spark._columns import check_added_columns, schema, struct_of
+from relatum_spark._columns import PROPERTIES, check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
@@ -182,7 +182,7 @@ class Enrichment:
                 count = len(definition.components)
                 takes = "1" if count == 1 else f"1 or {count}"
                 raise InvalidInput(f"value_column= names {len(names)} columns, but the key {self._on!r} takes {takes}")
-            return [_column(name) for name in names]
+            return [_text(_column(name), df.schema[name].dataType) for name in names]
         places = [place for each in definition.components if (place := each.lone)]
         needed = {"headers" if place.kind == "header" else "properties" for place in places}
         if len(places) < len(definition.components) or not needed.issubset(df.columns):
@@ -261,8 +261,12 @@ class Enrichment:
 def _part(place: Place) -> Column:
     if place.kind == "header":
         return F.col("headers")[place.name]
-    part = F.col("properties")[place.name]
-    return F.date_format(part, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX") if place.name == "timestamp" else part
+    return _text(F.col("properties")[place.name], PROPERTIES[place.name].dataType)
+
+
+def _text(part: Column, kind: DataType) -> Column:
+    """Return a value's column so that its cast to text keeps the time zone of a timestamp."""
+    return F.date_format(part, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX") if isinstance(kind, TimestampType) else part
 
 
 def _column(name: str) -> Column:
@@ -360,8 +364,12 @@ class _Lookup:
             return None
         if len(parts) == 1 and self.definition.is_composite:
             return parts[0]
+        values: Sequence[Any] = parts
+        if self.definition.value_type is KeyType.TIMESTAMP:
+            # Headers and the source's columns of keys are text: there, microseconds are digits.
+            values = [int(part) if is_integer_text(part) else part for part in parts]
         try:
-            return self.definition.canonical_of(parts)
+            return self.definition.canonical_of(values)
         except InvalidValue:
             return None
 
