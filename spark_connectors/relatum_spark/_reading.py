@@ -24,9 +24,10 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
     Transient,
+    UndecodableMessage,
 )
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
@@ -296,6 +297,7 @@ def read_slice(
 
     Raises:
         OffsetExpired: retention has dropped a part of the slice, and `failOnDataLoss` is true.
+        UndecodableMessage: a message cannot be unpacked, and `failOnDataLoss` is true.
         ReadTimeout: the broker sent nothing in time; safe to retry, as all transient errors are.
     """
     if wanted is None:
@@ -303,9 +305,27 @@ def read_slice(
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
         found = _scan(reader, wanted, options) if wanted.offsets is None else _read_offsets(reader, wanted, options)
+        found = _unpacked(found, options)
         # The filter also checks the offsets that the table returned.
         passing = found if key_filter is None else key_filter.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
+
+
+def _unpacked(batches: Iterable[RecordBatch], options: SourceOptions) -> Iterator[RecordBatch]:
+    """Yield the records that can be unpacked; the others are raised or logged as lost, not passed on as empty."""
+    for batch in batches:
+        if UnreadableRecord not in set(map(type, batch.records)):
+            yield batch
+            continue
+        rows = []
+        for row, record in enumerate(batch.records):
+            if isinstance(record, UnreadableRecord):
+                message = f"the message at offset {batch.offsets[row]} of {batch.stream!r} is lost: {record.reason}"
+                report_loss(options, UndecodableMessage, message, stream=batch.stream, offset=batch.offsets[row])
+            else:
+                rows.append(row)
+        if rows:
+            yield rows_of(batch, rows)
 
 
 def _read_offsets(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:

@@ -33,12 +33,14 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
     Transient,
+    UndecodableMessage,
 )
 from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from relatum_spark._reading import Slice
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -314,6 +316,18 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
     source.put(orders(4))
     with pytest.raises(OffsetNotFound, match="declared again"):
         list(reader.read(partition))
+
+
+def test_what_cannot_be_unpacked_is_no_empty_message(source: Source, recorded: Place) -> None:
+    """It is an error, or left out with failOnDataLoss=false; by a key, too."""
+    with RawPublisher(source.options["streamUrl"], source.stream) as publisher:
+        publisher.publish((7, 2, 9, b"compressed"))
+    by_key = {"database": recorded.database, "key": "order_id", "keyValues": '["o7"]'}
+    for options, offsets in (({}, list(range(30))), ({"includeHeaders": "false"}, list(range(30))), (by_key, [7, 27])):
+        with pytest.raises(UndecodableMessage, match="offset 30") as caught:
+            source.offsets(**options)
+        assert (caught.value.stream, caught.value.offset) == (source.stream, 30)
+        assert source.offsets(failOnDataLoss="false", **options) == offsets
 
 
 @pytest.mark.parametrize("last", [8, None])
