@@ -367,7 +367,7 @@ class _Lookup:
         values: Sequence[Any] = parts
         if self.definition.value_type is KeyType.TIMESTAMP:
             # Headers and the source's columns of keys are text: there, microseconds are digits.
-            values = [int(part) if is_integer_text(part) else part for part in parts]
+            values = [int(part) if part and is_integer_text(part) else part for part in parts]
         try:
             return self.definition.canonical_of(values)
         except InvalidValue:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from operator import itemgetter
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -19,7 +20,6 @@ from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput
 from relatum.recording import prune
 from relatum.store.catalog import remove_key
 from relatum.store.parts import drop_parts
-from relatum_spark._table import _TABLE
 from tests.support import publish_plain, recording, unique_name, wait_until
 from tests.support.databases import named
 from tests.support.pages import blocks_of, run
@@ -104,12 +104,16 @@ def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
     frame.unpersist()
 
 
+@pytest.mark.usefixtures("spark")
 def test_text_is_compared_as_spark_compares_it(place: Place) -> None:
     """Pushed-down comparisons use the order of bytes, whatever the database's collation is."""
-    columns = ", ".join(f"pg_collation_for({name})::text" for name in ("key", "value", "vhost", "stream"))
     place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
-    table = _TABLE.format(arrays="'{1}'::int[], '{1}'::smallint[], '{0}'::bigint[], '{1}'::bigint[]")
-    assert [tuple(row) for row in place.sql(f"SELECT {columns} FROM {table}")] == [('"C"',) * 4]
+    reading = Mock()
+    relatum_spark.relationships(reading, database=place.database)
+    table = reading.read.jdbc.call_args.args[1]
+    columns = ", ".join(f"pg_collation_for({name})" for name in ("key", "value", "vhost", "stream"))
+    with psycopg.connect(place.database) as connection:
+        assert connection.execute(f"SELECT {columns} FROM {table}".encode()).fetchall() == [('"C"',) * 4]
 
 
 def test_streams_keys_and_times_are_chosen(spark: SparkSession, skewed: str) -> None:
