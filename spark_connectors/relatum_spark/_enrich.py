@@ -21,11 +21,11 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
-from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, is_integer_text
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, is_integer_text
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
-from relatum_spark._columns import PROPERTIES, check_added_columns, schema, struct_of
+from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
@@ -182,7 +182,7 @@ class Enrichment:
                 count = len(definition.components)
                 takes = "1" if count == 1 else f"1 or {count}"
                 raise InvalidInput(f"value_column= names {len(names)} columns, but the key {self._on!r} takes {takes}")
-            return [_text(_column(name), df.schema[name].dataType) for name in names]
+            return [_column(name) for name in names]
         places = [place for each in definition.components if (place := each.lone)]
         needed = {"headers" if place.kind == "header" else "properties" for place in places}
         if len(places) < len(definition.components) or not needed.issubset(df.columns):
@@ -190,12 +190,13 @@ class Enrichment:
                 f"no column has the value of the key {self._on!r} ({' + '.join(definition.sources)}): name its column "
                 "in value_column=, or, if its sources are whole headers or properties, keep these columns"
             )
-        return list(map(_part, places))
+        return [F.col("headers" if place.kind == "header" else "properties")[place.name] for place in places]
 
     def _decided(self, rows: DataFrame, definition: KeyDefinition) -> DataFrame:
         """Look up rows, return each once per related message (or once without one), and decide which rows wait."""
         missing = self._status_of_missing()
-        parts = F.array(*(part.cast("string") for part in self._parts(rows, definition)))
+        columns = self._parts(rows, definition)
+        parts = F.array(*map(_text, columns, (field.dataType for field in rows.select(*columns).schema)))
         moment = stream = offset = F.lit(None)
         if self._within_us is not None:
             moment = F.unix_micros(_column(self._time_column))
@@ -258,15 +259,10 @@ class Enrichment:
         return given.where(F.col("status") == "found") if self._how == "inner" else given
 
 
-def _part(place: Place) -> Column:
-    if place.kind == "header":
-        return F.col("headers")[place.name]
-    return _text(F.col("properties")[place.name], PROPERTIES[place.name].dataType)
-
-
 def _text(part: Column, kind: DataType) -> Column:
-    """Return a value's column so that its cast to text keeps the time zone of a timestamp."""
-    return F.date_format(part, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX") if isinstance(kind, TimestampType) else part
+    """Return a value as text, in which a timestamp keeps its zone."""
+    iso = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+    return F.date_format(part, iso) if isinstance(kind, TimestampType) else part.cast("string")
 
 
 def _column(name: str) -> Column:
@@ -364,12 +360,10 @@ class _Lookup:
             return None
         if len(parts) == 1 and self.definition.is_composite:
             return parts[0]
-        values: Sequence[Any] = parts
-        if self.definition.value_type is KeyType.TIMESTAMP:
-            # Headers and the source's columns of keys are text: there, microseconds are digits.
-            values = [int(part) if part and is_integer_text(part) else part for part in parts]
+        # Headers and the source's columns of keys are text: there, microseconds are digits.
+        is_time = self.definition.value_type is KeyType.TIMESTAMP
         try:
-            return self.definition.canonical_of(values)
+            return self.definition.canonical_of([int(p) if is_time and p and is_integer_text(p) else p for p in parts])
         except InvalidValue:
             return None
 
