@@ -390,7 +390,7 @@ class ChunkCorrupt(DataError):
 
 
 class UndecodableMessage(DataError):
-    """A message is not valid AMQP 1.0, or has more sections or values than Relatum decodes."""
+    """A message is not valid AMQP 1.0, has more sections or values than Relatum decodes, or cannot be unpacked."""
 
 
 class RowRefused(DataError):

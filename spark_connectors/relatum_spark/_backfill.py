@@ -41,7 +41,13 @@ Part = tuple[str, Segment]
 """A stream's name and a slice of a missing range."""
 
 _FILLED: Final = pa.schema(
-    [("stream", pa.string()), ("messages", pa.int64()), ("rows", pa.int64()), ("error", pa.binary())]
+    [
+        ("stream", pa.string()),
+        ("messages", pa.int64()),
+        ("rows", pa.int64()),
+        ("covered", pa.bool_()),
+        ("error", pa.binary()),
+    ]
 )
 
 
@@ -125,11 +131,15 @@ def backfill(
             pace = None if messages_per_s is None else messages_per_s / count
             tasks = [parts[number::count] for number in range(count)]
             filled = in_tasks(spark, Filling(target, url, missing_plans, pace), tasks, from_arrow_schema(_FILLED))
+            has_covered = False
             for row in filled.collect():
                 if row.error is not None:
                     # Written by `Filling`, in a task of this job.
                     raise pickle.loads(row.error)  # noqa: S301
                 done[row.stream].update(messages=row.messages, rows=row.rows)
+                has_covered |= row.covered
+            if not has_covered:
+                break  # The remaining messages cannot be unpacked here, or other processes recorded them.
             # A recorder may have started to record a key during the job: plan again until nothing is missing.
             missing_plans = plans(to_end=False)
     seconds = perf_counter() - started
@@ -188,5 +198,6 @@ class Filling:
             done.update(messages=messages, rows=rows)
 
         plan = self.plans[stream]
-        Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, pace=pace).complete(segment)
-        return {"stream": stream, "messages": done["messages"], "rows": done["rows"]}
+        filler = Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, pace=pace)
+        has_covered = filler.complete(segment)
+        return {"stream": stream, "messages": done["messages"], "rows": done["rows"], "covered": has_covered}

@@ -17,11 +17,11 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
-from relatum.keys import InvalidValue, KeyDefinition, Place
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, is_integer_text
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
@@ -190,12 +190,13 @@ class Enrichment:
                 f"no column has the value of the key {self._on!r} ({' + '.join(definition.sources)}): name its column "
                 "in value_column=, or, if its sources are whole headers or properties, keep these columns"
             )
-        return list(map(_part, places))
+        return [F.col("headers" if place.kind == "header" else "properties")[place.name] for place in places]
 
     def _decided(self, rows: DataFrame, definition: KeyDefinition) -> DataFrame:
         """Look up rows, return each once per related message (or once without one), and decide which rows wait."""
         missing = self._status_of_missing()
-        parts = F.array(*(part.cast("string") for part in self._parts(rows, definition)))
+        columns = self._parts(rows, definition)
+        parts = F.array(*map(_text, columns, (field.dataType for field in rows.select(*columns).schema)))
         moment = stream = offset = F.lit(None)
         if self._within_us is not None:
             moment = F.unix_micros(_column(self._time_column))
@@ -258,11 +259,10 @@ class Enrichment:
         return given.where(F.col("status") == "found") if self._how == "inner" else given
 
 
-def _part(place: Place) -> Column:
-    if place.kind == "header":
-        return F.col("headers")[place.name]
-    part = F.col("properties")[place.name]
-    return F.date_format(part, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX") if place.name == "timestamp" else part
+def _text(part: Column, kind: DataType) -> Column:
+    """Return a value as text, in which a timestamp keeps its zone."""
+    iso = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+    return F.date_format(part, iso) if isinstance(kind, TimestampType) else part.cast("string")
 
 
 def _column(name: str) -> Column:
@@ -360,8 +360,10 @@ class _Lookup:
             return None
         if len(parts) == 1 and self.definition.is_composite:
             return parts[0]
+        # Headers and the source's columns of keys are text: there, microseconds are digits.
+        is_time = self.definition.value_type is KeyType.TIMESTAMP
         try:
-            return self.definition.canonical_of(parts)
+            return self.definition.canonical_of([int(p) if is_time and p and is_integer_text(p) else p for p in parts])
         except InvalidValue:
             return None
 

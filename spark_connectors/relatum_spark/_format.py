@@ -24,7 +24,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
-from relatum.store.coverage import coverage_of, covered, last_position, missing
+from relatum.store.coverage import coverage_of, last_position, missing, proven
 from relatum.store.database import as_engine, sql
 from relatum.store.parts import part_may_hold_offsets
 from relatum.store.translation import translated_errors
@@ -207,7 +207,7 @@ def _look_up(
             position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
         ):
             return [], [wanted]
-        unknown = missing((wanted.start, wanted.stop), covered(ranges, key_filter.definition.key_id))
+        unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
         bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
         found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
     # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.
@@ -321,7 +321,8 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 report_loss(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
                 positions[stream] = start[stream]
-                self._emptied.add(stream)
+                if bounds.is_sure:  # Otherwise the leader may only wait for its replicas.
+                    self._emptied.add(stream)
             elif self._is_replaced(stream, start[stream], bounds):
                 message = (
                     f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "

@@ -22,10 +22,12 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamUnavailable,
     Transient,
+    UndecodableMessage,
 )
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
@@ -103,7 +105,7 @@ class StreamQueries:
         while True:
             found: StreamBounds | None = None
             with suppress(StreamNotFound):
-                found = self.run(lambda reader: reader.bounds(stream))
+                found = self.run(lambda reader: _bounds_of(reader, stream, read_to or 0))
             if read_to is None or (found is not None and found.end >= read_to):
                 return found
             now = time.monotonic()
@@ -145,6 +147,26 @@ class StreamQueries:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+
+def _bounds_of(reader: StreamReader, stream: str, read_to: int) -> StreamBounds:
+    """Return a stream's bounds; raises `StreamUnavailable` if a node without the leader's proof ends before `read_to`.
+
+    Such a node may only lag. An empty stream is no error.
+    """
+    bounds = reader.bounds(stream)
+    if bounds.last is not None and bounds.end < read_to and not bounds.is_sure:
+        raise _unproven_end(stream, bounds.last)
+    return bounds
+
+
+def _unproven_end(stream: str, last: int | None) -> StreamUnavailable:
+    end = "has no message" if last is None else f"ends at offset {last}"
+    return StreamUnavailable(
+        f"the stream {stream!r} {end} by the answering node, which may lag: its leader is unreachable or waits for "
+        "its replicas; retry later",
+        stream=stream,
+    )
 
 
 def check_places(options: SourceOptions, streams: list[str]) -> None:
@@ -275,6 +297,7 @@ def read_slice(
 
     Raises:
         OffsetExpired: retention has dropped a part of the slice, and `failOnDataLoss` is true.
+        UndecodableMessage: a message cannot be unpacked, and `failOnDataLoss` is true.
         ReadTimeout: the broker sent nothing in time; safe to retry, as all transient errors are.
     """
     if wanted is None:
@@ -282,9 +305,27 @@ def read_slice(
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
         found = _scan(reader, wanted, options) if wanted.offsets is None else _read_offsets(reader, wanted, options)
+        found = _unpacked(found, options)
         # The filter also checks the offsets that the table returned.
         passing = found if key_filter is None else key_filter.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
+
+
+def _unpacked(batches: Iterable[RecordBatch], options: SourceOptions) -> Iterator[RecordBatch]:
+    """Yield the records that can be unpacked; the others are raised or logged as lost, not passed on as empty."""
+    for batch in batches:
+        if UnreadableRecord not in set(map(type, batch.records)):
+            yield batch
+            continue
+        rows = []
+        for row, record in enumerate(batch.records):
+            if isinstance(record, UnreadableRecord):
+                message = f"the message at offset {batch.offsets[row]} of {batch.stream!r} is lost: {record.reason}"
+                report_loss(options, UndecodableMessage, message, stream=batch.stream, offset=batch.offsets[row])
+            else:
+                rows.append(row)
+        if rows:
+            yield rows_of(batch, rows)
 
 
 def _read_offsets(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
@@ -305,7 +346,7 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
     gaps. So offsets are lost only if the stream's bounds exclude them. With `failOnDataLoss`, a loss is an error after
     the earlier messages were yielded; otherwise it is a warning, and reading continues after it.
     """
-    expected = before = wanted.start
+    expected, before = wanted.start, -1
     while expected < wanted.stop:
         # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
@@ -319,6 +360,8 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
                     _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
                 expected = batch.last_offset + 1
                 yield batch
+        # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began after
+        # the stream's bounds were known delivers nothing either.
         rest = Slice(wanted.stream, expected, wanted.stop)
         if len(rest) and (_is_lost(reader, rest, options) or expected == before):
             return
@@ -327,7 +370,9 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
     """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
-    first, last = reader.bounds(gap.stream)
+    first, last = bounds = reader.bounds(gap.stream)
+    if (last is None or last < gap.start) and not bounds.is_sure:
+        raise _unproven_end(gap.stream, last)
     if first is None or last is None:
         report_lost_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:

@@ -197,7 +197,7 @@ class Resolver:
         self, reader: StreamReader | None, batch: pa.RecordBatch, places: list[MessageId | None], ids: list[MessageId]
     ) -> Iterator[pa.RecordBatch]:
         window = min(len(ids), WINDOW_MESSAGES)
-        results = reader.read_many(ids, window=window) if reader is not None else iter(())
+        results = reader.read_many(ids, window=window) if reader is not None and ids else iter(())
         wanted = [(key, batch.column(number).to_pylist()) for key, number in self.checks]
         builder, statuses, start = ColumnBuilder(value=self.value, headers=self.headers), [], 0
         for row, place in enumerate(places):

@@ -275,8 +275,9 @@ def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequen
     return _TABLE.format(arrays=arrays)
 
 
+# Spark compares text by bytes. It pushes comparisons down, where a database's own collation would have another order.
 _TABLE: Final = (
-    "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, "
+    '(SELECT k.name AS key, r.value, s.vhost COLLATE "C" AS vhost, s.name COLLATE "C" AS stream, r.stream_offset, '
     "r.time_us, r.stream_id, r.part, r.ctid AS place "
     "FROM relatum.relationships r "
     "JOIN (unnest({arrays}) c (stream_id, key_id, from_offset, to_offset) "

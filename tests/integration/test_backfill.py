@@ -179,6 +179,22 @@ def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(fleeting: Pl
     assert fleeting.verify().ok
 
 
+def test_a_scan_that_a_lagging_node_ends_early_covers_nothing_unread(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader is away while a filler scans, and back when the filler compares the stream's end."""
+    place.put(*orders(10))
+    add_keys(place.engine, ["host"])
+    scan, scans = StreamReader.batches, []
+
+    def lagging(*given: Any, **options: Any) -> Any:
+        scans.append(given)
+        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
+
+    monkeypatch.setattr(StreamReader, "batches", lagging)
+    assert place.backfill().rows == len(place.rows()) == 10
+
+
 @pytest.mark.differs
 def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Place) -> None:
     """The rows of one stream are never written in the name of another."""

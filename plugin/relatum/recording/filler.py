@@ -234,7 +234,7 @@ class Filler:
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
         """Yield a part's records. Each scan ends where the stream ended when the scan began, so scan repeatedly."""
-        read_to = part.from_offset
+        read_to, is_end_checked = part.from_offset, False
         while read_to < part.to_offset:
             before = read_to
             for records in self._scan(read_to, part.to_offset):
@@ -246,9 +246,14 @@ class Filler:
             self._pace.wait()
             if self._stop.is_set():
                 return
-            if read_to == before:
-                self._check_end(part)
+            if read_to > before:
+                is_end_checked = False
+            elif is_end_checked:
                 return
+            else:
+                # Scan once more: this scan may have ended early on a lagging node, before its leader was reachable.
+                self._check_end(part)
+                is_end_checked = True
 
     def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
         silent_s = 0.0

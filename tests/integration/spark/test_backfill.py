@@ -19,6 +19,7 @@ from relatum.store.catalog import add_keys, streams_named
 from relatum.store.database import as_engine
 from relatum.superstreams import Layout
 from tests.support import publish_plain, unique_name, wait_until
+from tests.support._raw_publisher import RawPublisher
 from tests.support.databases import Databases
 from tests.support.place import Place
 from tests.support.spark import Here
@@ -123,6 +124,18 @@ def test_a_replaced_stream_is_refused_as_the_kernel_does(place: Place) -> None:
     add_keys(place.engine, ["host"])
     with pytest.raises(CoverageConflict):
         fill(place)
+
+
+def test_a_batch_that_cannot_be_unpacked_does_not_keep_the_back_fill_from_its_end(place: Place) -> None:
+    """All other messages are recorded, and the call returns; the batch stays uncovered."""
+    place.put((b"", {"order_id": "a"}))
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish((7, 2, 9, b"compressed"))
+    place.put((b"", {"order_id": "b"}))
+    add_keys(place.engine, ["order_id"])
+    (report,) = fill(place)
+    assert (report.messages, place.values()) == (2, ["a", "b"])
+    assert place.status().covered["order_id"] == [(0, 1), (3, 4)]
 
 
 def test_the_rate_of_all_tasks_together_is_kept(place: Place) -> None:

@@ -185,3 +185,16 @@ def test_a_key_of_several_components(job: Job) -> None:
     orders = _order(1, "a|b", city="Rome"), _order(2, "a|b", city="Oslo"), _order(3, "a|b")
     rows = job.batch(0, *orders, on="leg", value_column=["order_id", "city"], retries=0)
     assert _told(rows) == [(1, "found", "1"), (2, "absent", None), (3, "absent", None)]
+
+
+def test_a_time_is_found_in_each_form(job: Job) -> None:
+    """Microseconds as the option `keys` of the source gives them, as a number, a timestamp, and ISO 8601."""
+    keys = KeyDefinition("at", type="timestamp"), KeyDefinition("span", ("at", "to"), "timestamp")
+    add_keys(job.place.engine, keys)
+    time_us = int(NOON.timestamp()) * 1_000_000
+    job.place.put_recorded((b"noon", {"at": time_us, "to": time_us}), keys=[])
+    row = _order(time_us, str(time_us), city=NOON.isoformat(), timestamp=NOON)
+    for number, columns in enumerate(("order_id", "number", "timestamp", "city", ["number", "timestamp"])):
+        on = "at" if isinstance(columns, str) else "span"
+        (found,) = job.batch(number, row, on=on, value_column=columns)
+        assert (found.status, bytes(found.related_value or b"")) == ("found", b"noon"), columns

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from operator import itemgetter
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -101,6 +102,18 @@ def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
     assert max(sizes) <= 1.2 * min(sizes), sizes
     assert _rows(frame) == _view(skewed), "nothing of replaced streams and removed keys"
     frame.unpersist()
+
+
+@pytest.mark.usefixtures("spark")
+def test_text_is_compared_as_spark_compares_it(place: Place) -> None:
+    """Pushed-down comparisons use the order of bytes, whatever the database's collation is."""
+    place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
+    reading = Mock()
+    relatum_spark.relationships(reading, database=place.database)
+    table = reading.read.jdbc.call_args.args[1]
+    columns = ", ".join(f"pg_collation_for({name})" for name in ("key", "value", "vhost", "stream"))
+    with psycopg.connect(place.database) as connection:
+        assert connection.execute(f"SELECT {columns} FROM {table}".encode()).fetchall() == [('"C"',) * 4]
 
 
 def test_streams_keys_and_times_are_chosen(spark: SparkSession, skewed: str) -> None:

@@ -73,6 +73,13 @@ def test_each_row_gets_its_message(spark: SparkSession, place: Place, at: dict[s
     assert all(bytes(row.value) == b"body %d" % row.offset for row in rows)
 
 
+def test_a_later_batch_may_have_no_places(place: Place, at: dict[str, str]) -> None:
+    """Rows without a place keep their nulls, wherever they are in a task."""
+    frame = Frame(PLACE, [(place.stream, 1), (None, None), (place.stream, 2)])
+    frame.batches = [frame.batches[0].slice(n, 1) for n in range(3)]
+    assert [row.status for row in resolve(frame, **at)] == ["found", None, "found"]
+
+
 def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> None:
     """It is kept, with a status and no payload; columns can be left out, and a prefix is put before the others."""
     rows = [

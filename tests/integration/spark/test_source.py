@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructType
 
 import relatum.wire.chunk
@@ -31,12 +32,15 @@ from relatum.errors import (
     OffsetNotFound,
     RelatumError,
     StreamNotFound,
+    StreamUnavailable,
     Transient,
+    UndecodableMessage,
 )
-from relatum.reading import StreamReader
+from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -284,6 +288,13 @@ def test_keys(source: Source, recorded: Place) -> None:
         source.reader(key="n", keyValues="[1.5]", **of_table)
 
 
+def test_a_key_of_what_release_0_4_recorded(source: Source, recorded: Place) -> None:
+    """A message without a row that was recorded over AMQP 0.9.1 is found, too."""
+    recorded.sql("UPDATE relatum.coverage SET over_amqp = true")
+    recorded.sql("DELETE FROM relatum.relationships WHERE stream_offset = 7")
+    assert source.offsets(database=recorded.database, key="order_id", keyValues='["o7"]') == [7, 27]
+
+
 @pytest.mark.differs
 def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> None:
     """Rows of the old stream answer for nothing in the new one."""
@@ -305,6 +316,46 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
     source.put(orders(4))
     with pytest.raises(OffsetNotFound, match="declared again"):
         list(reader.read(partition))
+
+
+def test_what_cannot_be_unpacked_is_no_empty_message(source: Source, recorded: Place) -> None:
+    """It is an error, or left out with failOnDataLoss=false; by a key, too."""
+    with RawPublisher(source.options["streamUrl"], source.stream) as publisher:
+        publisher.publish((7, 2, 9, b"compressed"))
+    by_key = {"database": recorded.database, "key": "order_id", "keyValues": '["o7"]'}
+    for options, offsets in (({}, list(range(30))), ({"includeHeaders": "false"}, list(range(30))), (by_key, [7, 27])):
+        with pytest.raises(UndecodableMessage, match="offset 30") as caught:
+            source.offsets(**options)
+        assert (caught.value.stream, caught.value.offset) == (source.stream, 30)
+        assert source.offsets(failOnDataLoss="false", **options) == offsets
+
+
+@pytest.mark.parametrize("last", [8, None])
+def test_the_end_that_a_lagging_node_shows_is_no_loss(
+    source: Source, monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    """Without an answer of the leader the task fails and Spark repeats it, also with failOnDataLoss=false."""
+    source.put(orders(9))
+    (planned,) = source.reader().partitions()
+    longer = InputPartition(replace(planned.value, stop=12))
+    bounds = StreamBounds(None if last is None else 0, last, is_proven=False)
+    monkeypatch.setattr(StreamReader, "bounds", lambda self, stream: bounds)
+    for flag in ("true", "false"):
+        with pytest.raises(StreamUnavailable):
+            list(source.reader(failOnDataLoss=flag).read(longer))
+
+
+def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader is away while a task scans, and back when the task compares the stream's end."""
+    source.put(orders(9))
+    scan, scans = StreamReader.batches, []
+
+    def lagging(*given: Any, **options: Any) -> Any:
+        scans.append(given)
+        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
+
+    monkeypatch.setattr(StreamReader, "batches", lagging)
+    assert source.offsets() == list(range(9))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +17,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_relatum import DefaultSource
-from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
-from relatum.reading import StreamReader
+from relatum.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    OffsetExpired,
+    StreamNotFound,
+    StreamReplaced,
+    StreamUnavailable,
+)
+from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from tests.support import (
@@ -343,6 +351,21 @@ def test_a_stream_declared_again_begins_with_its_first_message(make: Make, place
         assert lenient.latest({stream: 10}) == {stream: 0}
         assert lenient.slices({stream: 10}, {stream: 0}) == []
         assert lenient.latest({stream: 0}) == {stream: count}
+
+
+@pytest.mark.parametrize("last", [4, None])
+def test_what_a_lagging_node_shows_is_no_replaced_stream(
+    make: Make, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    """While the leader does not answer, a query waits for it and repeats no row, also with failOnDataLoss=false."""
+    stream = pair[0]
+    planner = make(stream=stream, failOnDataLoss="false", pollTimeoutMs=300)
+    with monkeypatch.context() as lagging:
+        bounds = StreamBounds(None if last is None else 0, last, is_proven=False)
+        lagging.setattr(StreamReader, "bounds", lambda self, stream: bounds)
+        with nullcontext() if last is None else pytest.raises(StreamUnavailable):
+            assert planner.latest({stream: 10}) == {stream: 10}
+    assert planner.latest({stream: 10}) == {stream: 10}
 
 
 def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
