@@ -124,8 +124,9 @@ def read_outcomes(
     filters = {"in_collector": collector_id, "of_collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL cannot store a NUL, so no message has such an id.
-        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        # PostgreSQL can store neither a NUL nor a lone surrogate, so no message has such an id.
+        some = ids[start : start + _IDS_MAX]
+        batch = [each for each in some if each == each.encode(errors="ignore").decode().replace("\0", "")]
         for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
     for outcomes in found.values():
