@@ -38,7 +38,7 @@ class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the temporary files."""
-        if hasattr(self, "_place"):
+        if hasattr(self, "_directory"):
             self._directory.cleanup()
 
 

@@ -6,7 +6,7 @@ import typer
 
 from relatum.contexts import AffinitySet, AffinitySets
 from relatum.errors import InvalidInput
-from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions
+from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions, one_by_one
 from relatum_cli.options import Commands, argument, option, parse_span
 from relatum_cli.show import Cells, answer, print_json, show
 
@@ -69,7 +69,7 @@ def close(
         if idle is not None:
             closed = sets.close_idle(parse_span(idle))
         else:
-            closed = len([sets.close_set(name) for name in dict.fromkeys(names or ())])
+            closed = len(one_by_one(sets.close_set, list(dict.fromkeys(names or ()))))
     answer({"closed": closed}, f"{closed:,} closed", as_json=given.as_json)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
@@ -10,10 +11,22 @@ import typer
 from relatum.contexts import HoldStatus, Move, MoveProgress, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
+from relatum.errors import RelatumError
 from relatum.superstreams import describe_super_stream
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Commands, Json, ServerOptions, argument, option, shared
-from relatum_cli.show import Cells, answer, counted, print_error, print_json, progress_bars, say, show, with_properties
+from relatum_cli.show import (
+    Cells,
+    answer,
+    counted,
+    note,
+    print_error,
+    print_json,
+    progress_bars,
+    say,
+    show,
+    with_properties,
+)
 
 contexts = Commands()
 
@@ -65,6 +78,19 @@ class SuperStreamOptions(PlacementOptions):
         print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
         if moves and not self.as_json:
             say(f"{counted(sum(each.contexts for each in moves), noun)} in {counted(len(moves), 'move')}.")
+
+
+def one_by_one(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return the function's result for each item. If one raises an error, stderr says which items were done before."""
+    results: list[Any] = []
+    for item in items:
+        try:
+            results.append(function(item))
+        except RelatumError:
+            if results:
+                note(f"done before the error: {', '.join(map(str, items[: len(results)]))}")
+            raise
+    return results
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -154,7 +180,7 @@ def move(
     if bool(names) == (file is not None):
         raise typer.BadParameter("give either names or --file")
     try:
-        wanted = names if file is None else [line for line in file.read().splitlines() if line]
+        wanted = names if file is None else [line for line in file.read().split("\n") if line]
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{str(file)!r} cannot be read: it is not UTF-8 text") from error
     with given.open_with_broker(SerializationContexts) as opened:
@@ -216,7 +242,7 @@ def resume(
     """
     with given.open_with_broker(SerializationContexts) as opened:
         wanted = moves or [move.move_id for move in opened.moves()]
-        given.show_moves(lambda progress: [opened.resume(move_id, progress=progress) for move_id in wanted])
+        given.show_moves(lambda progress: one_by_one(partial(opened.resume, progress=progress), wanted))
 
 
 @contexts.command()
@@ -228,7 +254,7 @@ def abort(
 ) -> None:
     """Abort moves: their contexts stay in their partitions. `--json` prints one document, the list of the moves."""
     with given.open_with_broker(SerializationContexts) as opened:
-        given.show_moves(lambda progress: [opened.abort(each, reason=reason, progress=progress) for each in moves])
+        given.show_moves(lambda progress: one_by_one(partial(opened.abort, reason=reason, progress=progress), moves))
 
 
 # --- partitions and consumers -----------------------------------------------------------------------------

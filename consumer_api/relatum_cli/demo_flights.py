@@ -27,7 +27,7 @@ from relatum.common.headers import TIME_HEADER
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.keys import KeyDefinition
 from relatum.publishing import Receipt, intercept, publish, release
-from relatum.reading import Broker, Message, StreamReader
+from relatum.reading import HEARTBEAT_S, Broker, BrokerAddress, Message, StreamReader, blocking_connection
 from relatum.superstreams.connections import queue_exists
 from relatum_consumer import Answer, Relations, Status
 
@@ -50,6 +50,9 @@ SEGMENT_BYTES: Final = 5_000_000
 """The streams' segment size: RabbitMQ before 3.13 reads a segment from its start to an offset (docs/performance.md)."""
 
 PROGRESS_EVERY: Final = 500
+CONNECT_S: Final = 60.0
+"""Maximum seconds to connect to the broker, which may just have started on a slow machine."""
+
 RECORDED_S: Final = 600.0
 """Maximum seconds until a stream is recorded, after all messages were published."""
 
@@ -145,7 +148,8 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
     Returns the seconds until all messages were published, and from then until all were recorded.
     """
     try:
-        with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
+        address = BrokerAddress.of(servers.broker)
+        with blocking_connection(address, timeout_s=CONNECT_S, heartbeat_s=HEARTBEAT_S) as connection:
             _declare(connection, servers)
             intercept(connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker)
             try:

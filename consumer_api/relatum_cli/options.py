@@ -168,9 +168,9 @@ class DatabaseOptions:
 
     def engine(self) -> "AbstractContextManager[Engine]":
         # Imported here, so that a command's help is fast.
-        from relatum.store.database import as_engine
+        from relatum.store.database import IDLE_S, as_engine
 
-        return as_engine(self.database_url)
+        return as_engine(self.database_url, idle_s=IDLE_S)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,8 @@ def answer(value: Any, *lines: str, as_json: bool) -> None:
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
     text = json.dumps(document(value), indent=None if one_line else 2, ensure_ascii=not _is_unicode(sys.stdout))
-    print(text, flush=True)
+    # An argument that is not UTF-8 has lone surrogates, which JSON can only escape.
+    print(text.encode(errors="backslashreplace").decode(), flush=True)
 
 
 def with_properties(value: Any, *names: str) -> dict[str, Any]:
@@ -187,7 +188,8 @@ def _printable(text: str) -> str:
 
 
 def moment_text(at: datetime | None) -> str:
-    return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"
+    """Return a time in UTC: the database returns times in its session's zone."""
+    return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def lease_text(member: Any) -> str:

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
 from relatum.errors import ConfigurationError
-from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine
 from relatum.store.translation import translated_errors
 
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
@@ -67,7 +67,7 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
         ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
     """
     revisions = _revisions()
-    with as_engine(database, statement_s=_STEP_S) as engine, translated_errors():
+    with as_engine(database, statement_s=_STEP_S, idle_s=IDLE_S) as engine, translated_errors():
         # One transaction for each revision: 0024 reads a large table, which the locks of 0023 must not block.
         for revision in revisions:
             with engine.begin() as connection:

@@ -111,12 +111,27 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
     refused = relatum.run("contexts", "move", super_stream, "a", "--to", f"{super_stream}-2")
     assert refused.returncode == 7
     assert f"move {numbers[0]}" in refused.stderr
-    [aborted] = relatum.json("contexts", "abort", super_stream, numbers[0], "--reason", "no room")
+    half = relatum.run("contexts", "abort", super_stream, numbers[0], "99", "--reason", "no room")
+    assert (half.returncode, half.stdout) == (6, "")
+    assert half.stderr.startswith(f"done before the error: {numbers[0]}\n")
+    [aborted] = relatum.json("contexts", "abort", super_stream, numbers[0])
     assert (aborted["state"], aborted["reason"]) == ("aborted", "no room")
     assert "1 context in 1 move." in relatum.ok("contexts", "resume", super_stream)
     latest = relatum.ok("contexts", "moves", super_stream, "--latest", "2")
     assert latest.index("switched") < latest.index("aborted")
     assert [contexts.assignment_of(name).partition[-1] for name in "ab"] == ["0", "1"]
+
+
+def test_a_line_of_a_file_is_one_name(
+    relatum: Relatum, super_stream: str, contexts: SerializationContexts, tmp_path: Path
+) -> None:
+    """Only a newline ends a name: others may be part of it."""
+    names = ["a", "a\u2028b", "b"]
+    contexts.assign(names, f"{super_stream}-0")
+    file = tmp_path / "names"
+    file.write_text("a\u2028b\n", encoding="utf-8")
+    relatum.ok("contexts", "move", super_stream, "--file", str(file), "--to", f"{super_stream}-1")
+    assert [contexts.assignment_of(name).partition[-1] for name in names] == ["0", "1", "0"]
 
 
 def test_consumers_are_shown_and_forgotten(relatum: Relatum, super_stream: str) -> None:

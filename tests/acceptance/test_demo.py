@@ -65,9 +65,13 @@ def test_demo_answers_as_its_data_say(relatum: Relatum, prefix: str) -> None:
     assert result["checked"] == 50
     assert len(result["questions"]) == 5
     assert all(question["answer"] for question in result["questions"])
-    again = relatum.run(*arguments)
-    assert again.returncode == ExitCode.CONFIGURATION, again.stderr
-    assert "--prefix" in again.stderr
+    of_two_nodes = replace(
+        relatum, broker_url=";".join([relatum.broker_url] * 2), stream_url=";".join([relatum.stream_url] * 2)
+    )
+    for given in (relatum, of_two_nodes):
+        again = given.run(*arguments)
+        assert again.returncode == ExitCode.CONFIGURATION, again.stderr
+        assert "--prefix" in again.stderr
 
 
 def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:

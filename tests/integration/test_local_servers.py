@@ -15,9 +15,10 @@ import pika.exceptions
 import psycopg
 import pytest
 
-from relatum.errors import ServerStartFailed
+from relatum.errors import ConfigurationError, ServerStartFailed
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum_cli.exits import ExitCode
+from relatum_migrations import upgrade
 from tests.acceptance._command import COMMAND, run
 from tests.support import (
     START_S,
@@ -165,6 +166,16 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     with pytest.raises(ServerStartFailed, match=said):
         server.start()
     assert server.pids == processes_naming(str(tmp_path)) == []
+
+
+def test_a_requirement_of_tls_does_not_look_like_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server starts; who connects learns that it has no TLS."""
+    monkeypatch.setenv("PGSSLMODE", "require")
+    server = LocalPostgreSQL(tmp_path / "database", durable=False, start_timeout_s=START_S)
+    with server, pytest.raises(ConfigurationError, match="does not support SSL"):
+        upgrade(server.database_url)
 
 
 def test_a_directory_has_one_server_at_a_time(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_many_are_asked_at_once(collecting: Collecting, outcomes: Outcomes) -> N
     assert list(found) == list(dict.fromkeys(ids))
     assert [found[each].status for each in ("b", "a")] == [COLLECTED, UNKNOWN]
     assert outcomes.of_many([]) == {}
-    assert outcomes.of("a\0b").status is UNKNOWN, "no message has such an id"
+    for impossible in ("a\0b", "\udcff"):
+        assert outcomes.of(impossible).status is UNKNOWN, "no message has such an id"
 
 
 def test_several_collectors_answer_for_themselves(database: Database, outcomes: Outcomes) -> None:

@@ -296,6 +296,20 @@ def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
     assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS
 
 
+def test_a_suspended_migration_loses_its_locks(before: str) -> None:
+    """The server ends each of its transactions that is idle for half a minute: Ctrl-Z must not stop all lookups."""
+    with psycopg.connect(before, autocommit=True) as connection:
+        for statement in (
+            "CREATE TABLE limits AS SELECT ''::text AS idle WHERE false",
+            "CREATE FUNCTION note() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO public.limits SELECT current_setting('idle_in_transaction_session_timeout'); END $$",
+            "CREATE EVENT TRIGGER note ON ddl_command_start EXECUTE FUNCTION note()",
+        ):
+            connection.execute(statement.encode())
+        relatum_migrations.upgrade(before)
+        assert connection.execute("SELECT DISTINCT idle FROM limits").fetchall() == [("30s",)]
+
+
 def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:
     """A user of its own, granted by name and not by a role, continues."""
     name = "relatum_test_granted"

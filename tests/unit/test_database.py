@@ -33,6 +33,7 @@ ADDRESSES: dict[str | URL, str] = {
     make_url("postgresql+psycopg://us%2Ber:p%2Fw@db:5433/name?application_name=my+app"): (
         "user=us+er password=p/w host=db port=5433 dbname=name application_name='my app'"
     ),
+    make_url("postgresql://user:two%20words@db/name"): "user=user password='two words' host=db dbname=name",
 }
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +93,11 @@ def test_outcomes_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monk
     assert "unknown-one: unknown" in shown
     assert "…" not in shown
     assert min(shown.count("s"), shown.count("x")) >= 100
+
+
+def test_times_of_any_zone_are_shown_in_utc() -> None:
+    """A time in another zone, as the database's sessions return it, is shown in UTC."""
+    assert show.moment_text(TOKYO) == "2026-11-23 09:30:00 UTC"
 
 
 def test_ranges_and_sizes_are_shown_as_people_read_them() -> None:
@@ -267,6 +272,9 @@ class _Part:
     parts: tuple["_Part", ...] = ()
 
 
+TOKYO = datetime(2026, 11, 23, 18, 30, tzinfo=timezone(timedelta(hours=9), "JST"))
+"""A time in the zone of a database's session."""
+
 VALUES: list[tuple[Any, Any]] = [
     ("text", "text"),
     (_Colour.RED, "red"),
@@ -274,6 +282,7 @@ VALUES: list[tuple[Any, Any]] = [
     (True, True),
     (2**63, 2**63),
     (datetime(2026, 11, 23, 9, 30, tzinfo=UTC), "2026-11-23T09:30:00+00:00"),
+    (TOKYO, "2026-11-23T09:30:00+00:00"),
     (b"a\xff", "a\\xff"),
     ({"b", "a"}, ["a", "b"]),
     ((0, 7), [0, 7]),

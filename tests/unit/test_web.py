@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relatum.errors import ConfigurationError
+from relatum.keys import KeyDefinition
 from relatum_consumer.traces import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
 from relatum_consumer.web import WebOptions, WebServer
+from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.messages import (
     HEX_BYTES_MAX,
     hex_lines,
@@ -36,6 +38,15 @@ TOKEN = "a token; 16 characters, or more"
 
 def page(**options: Any) -> AbstractContextManager[Asking]:
     return asking(WebOptions(*NOWHERE, **options))
+
+
+def test_a_masked_key_that_is_misspelt_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise its values would be shown, and nobody would know. Once for the same definitions."""
+    masking = Masking(["card", "crad"], bodies=False, show_bodies=False)
+    for _ in range(2):
+        masking.update((KeyDefinition("card"),))
+    (warning,) = caplog.messages
+    assert "'crad'" in warning
 
 
 NAMES = ["localhost", "127.0.0.1", "LOCALHOST", "localhost:8440", "[::1]:8440", "relatum.test"]

@@ -186,13 +186,22 @@ INVALID = {
     "/search?": ["", "key=order_id", "key=order_id&valeu=1", "key=order_id&value=a%00b"],
     "/search?key=order_id&value=1&": [
         *("limit=1001", "limit=0", "limit=1e1", "limit=%C2%B2", f"limit={'9' * 5_000}", "limit=1&limit=2"),
-        *("since=yesterday", "complete=maybe", "cursor=%7B%7D", f"cursor={_CURSOR}", _SPAN),
+        *(
+            "since=yesterday",
+            "since=1764489600",
+            "until=9999-12-31T23:59:59-14:00",
+            "complete=maybe",
+            "cursor=%7B%7D",
+            f"cursor={_CURSOR}",
+            _SPAN,
+        ),
     ],
     "/trace?": ["offset=1", "key=order_id", "value=1", "stream=orders", f"{_AT}&key=order_id&value=1"],
     "/trace?key=order_id&value=1&": ["limit=1001", _SPAN],
     "/missing/expectation?": ["", "name="],
     "/missing/expectation?name=paid&": ["span=2d", "finding=found", "cursor=W10=", "cursor=x", _SPAN],
     "/live?": ["limit=0", "x=1"],
+    "/groups?": ["path=1", "self=1"],
     "/groups/group?": [""],
     "/message?stream=ORDERS&offset=": ["-1", "9" * 30, "1&view=html", "", "1&x=1"],
 }

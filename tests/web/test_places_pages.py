@@ -172,6 +172,7 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     assert list(answer["consumers"]) == ["billing"]
     assert "/?key=order_id&value=c" in links(page, f"{path}?name={world.placed}")
     assert "The context has no partition" in page.get(f"{path}?name={world.placed}&context=nobody").text
+    assert page.get(f"/api{path}?name={world.placed}&cursor={2**63 - 1}").json()["contexts"] == []
 
 
 HOLD = """

@@ -111,5 +111,5 @@ def _contexts_of(site: Site, query: SuperStreamParameters) -> tuple[list[Assignm
                 return [opened.assignment_of(query.context)], latest
             except PlacementNotFound:
                 return [], latest
-        listed = opened.assignments(query.partition or None)
-        return list(islice(listed, query.cursor, query.cursor + query.limit + 1)), latest
+        listed = islice(opened.assignments(query.partition or None), query.cursor, None)
+        return list(islice(listed, query.limit + 1)), latest

@@ -6,11 +6,14 @@ headers, shows its values. The database stores the secret of the digests, so all
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical, masked_places, units_of
 from relatum.reading import Message
+
+log = logging.getLogger(__name__)
 
 _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits distinguish the values of a page."""
@@ -45,6 +48,8 @@ class Masking:
             self._places = masked_places(definitions, self._keys)
             self.definitions = {each.name: each for each in definitions}
             self.is_known = True
+            for name in sorted(self._keys - self.definitions.keys()):
+                log.warning("no key %r is defined, so nothing is masked for it: check the names given to --mask", name)
 
     def is_masked(self, definition: KeyDefinition) -> bool:
         """Whether a key's values are masked: the key is masked, or shares a source with a masked key."""

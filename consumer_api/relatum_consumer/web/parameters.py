@@ -17,7 +17,6 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -60,8 +59,13 @@ class NoParameters(Parameters):
     """No parameters."""
 
 
-def _in_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+def _moment(value: Any) -> datetime:
+    """Return the moment in UTC. pydantic would read digits, such as 20261122, as seconds since 1970."""
+    try:
+        moment = datetime.fromisoformat(str(value))
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("it is not a moment in ISO 8601, such as 2026-11-22T12:03") from None
 
 
 TextList = Annotated[
@@ -71,7 +75,7 @@ TextList = Annotated[
 ]
 """A parameter that may be repeated."""
 
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
+Moment = Annotated[datetime, BeforeValidator(_moment)]
 """A moment in ISO 8601; UTC without a zone."""
 
 Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]

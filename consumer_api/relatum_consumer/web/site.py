@@ -43,7 +43,7 @@ class Links:
     root_path: str = ""
     version: str = ""
 
-    def to(self, path: str, **query: object) -> str:
+    def to(self, path: str, /, **query: object) -> str:
         """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
         given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"

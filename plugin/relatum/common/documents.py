@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from math import isfinite
 from typing import Any
 
 
 def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
-    """Return a value as JSON objects: dataclasses and named tuples by field, times in ISO 8601, other types as text.
+    """Return a value as JSON objects: dataclasses and named tuples by field, times as ISO 8601 in UTC, others as text.
 
     Args:
         value: The value.
@@ -24,7 +24,8 @@ def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0
     if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, datetime):
-        return value.isoformat()
+        # The database returns times in its session's zone.
+        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
     if isinstance(value, bytes | bytearray):
         return text(bytes(value).decode("utf-8", "backslashreplace"))
     if isinstance(value, Mapping):

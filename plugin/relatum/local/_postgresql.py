@@ -192,7 +192,8 @@ class LocalPostgreSQL(LocalServer):
 
     def _answers(self) -> bool:
         try:
-            psycopg.connect(self.database_url, connect_timeout=5).close()
+            # A PGSSLMODE of another database must not look like a server that does not answer.
+            psycopg.connect(self.database_url, connect_timeout=5, sslmode="disable").close()
         except psycopg.OperationalError:
             return False
         return True

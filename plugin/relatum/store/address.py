@@ -95,7 +95,8 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     """
     if isinstance(database, URL):
         base, question, query = database.render_as_string(hide_password=False).partition("?")
-        database = f"{base}{question}{query.replace('+', '%20')}"
+        # SQLAlchemy leaves spaces as they are, which libpq refuses.
+        database = f"{base.replace(' ', '%20')}{question}{query.replace('+', '%20')}"
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
     # libpq would ignore everything after a NUL, and psycopg cannot encode a lone surrogate.

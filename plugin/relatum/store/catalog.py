@@ -376,6 +376,8 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
     Raises:
         StreamNotFound: no such stream is recorded.
     """
+    checked_name("vhost", vhost)
+    checked_name("name", name)
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
             raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
