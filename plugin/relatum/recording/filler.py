@@ -237,6 +237,7 @@ class Filler:
         read_to = part.from_offset
         while read_to < part.to_offset:
             before = read_to
+            self._check_leader()
             for records in self._scan(read_to, part.to_offset):
                 read_to = records.last_offset + 1
                 yield records
@@ -249,6 +250,13 @@ class Filler:
             if read_to == before:
                 self._check_end(part)
                 return
+
+    def _check_leader(self) -> None:
+        """Raise if the leader is unreachable: another node may lag, or have dropped messages that the leader has."""
+        if not bounds_of_known(self._reader, self._stream.name).is_proven:
+            raise StreamUnavailable(
+                f"the leader of the stream {self._stream.name!r} is unreachable; retry later", stream=self._stream.name
+            )
 
     def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
         silent_s = 0.0
