@@ -55,6 +55,11 @@ _HELD: Final = sql("""
     SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
 
 
+_RETAINED: Final = sql("""
+    SELECT stream_id, retained_from FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND retained_from IS NOT NULL""")
+
+
 class Renewal(NamedTuple):
     """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
 
@@ -323,21 +328,25 @@ class Upkeep:
         """Close gaps that were unchanged for long enough; return True if some were closed, or can be closed soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
-            ranges = coverage_by_stream(connection, [tail.row.stream_id for tail in recorded])
+            stream_ids = [tail.row.stream_id for tail in recorded]
+            ranges = coverage_by_stream(connection, stream_ids)
+            # After the ranges: another process that prunes them stores this first.
+            retained = {row[0]: row[1] for row in connection.execute(_RETAINED, {"stream_ids": stream_ids})}
         now, seen = time.monotonic(), self._seen
         self._seen = {}
         has_work = False
         failed: Exception | None = None
         for tail in recorded:
             row = tail.opened.stream
-            found = gaps(ranges[row.stream_id], tail.first_offset)
+            first = max(tail.first_offset, retained.get(row.stream_id, 0))
+            found = gaps(ranges[row.stream_id], first)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             closable = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
             has_work |= len(closable) < len(found)
             over_amqp = [
                 (each.from_offset, each.to_offset)
                 for each in ranges[row.stream_id]
-                if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
+                if each.over_amqp and not each.is_tail and each.to_offset > max(first, each.from_offset)
             ]
             if self._stop.is_set() or not (closable or over_amqp):
                 continue
