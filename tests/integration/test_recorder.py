@@ -236,6 +236,22 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
 
 
+def test_a_stream_declared_again_is_pruned_from_its_start(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recorder pruned of one generation delays no pruning of the next one."""
+    monkeypatch.setattr(upkeep, "ENDS_S", 0.2)
+
+    def pruned_to() -> int:
+        return fleeting.sql("SELECT coalesce(max(retained_from), 0) FROM relatum.streams WHERE replaced_at IS NULL")[0][0]
+
+    with fleeting.recording(keys=["order_id"]):
+        for messages, least in ((BIG, 50), (BIG[:40], 1)):
+            fleeting.put(*messages)
+            fleeting.wait_recorded()
+            wait_until(lambda least=least: pruned_to() >= least, what="a prune")
+            fleeting.declare_again(x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    assert fleeting.status().generation == 2
+
+
 def test_what_another_process_prunes_is_no_gap(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorder that has not queried the stream's first offset since takes no pruned range for a gap."""
     found: list[list[tuple[int, int]]] = []
