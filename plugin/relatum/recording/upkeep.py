@@ -25,6 +25,7 @@ from relatum.errors import (
 from relatum.reading import StreamBounds
 from relatum.reading.following import BrokerReach, Replaced
 from relatum.recording.filler import TURN_S, Filler
+from relatum.recording.own_broker import check_broker
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
 from relatum.recording.stream_recording import OpenTail, StreamRecording
@@ -300,7 +301,7 @@ class Upkeep:
         tail = stream.tail
         is_known = tail is not None and tail.is_known
         try:
-            bounds = await self._loop.ask(self._bounds, stream.name)
+            bounds = await self._loop.ask(self._bounds, stream.name, tail)
         except StreamNotFound:
             stream.progress.show(None)
         except RelatumError as error:
@@ -318,9 +319,14 @@ class Upkeep:
                 stream.on_event(Replaced(stream.name, stream.following))
         return ENDS_S / len(candidates)
 
-    def _bounds(self, name: str) -> StreamBounds:
+    def _bounds(self, name: str, tail: OpenTail | None) -> StreamBounds:
         with within(ENDS_QUERY_S):
-            return self._group.follower.reader().bounds(name)
+            reader = self._group.follower.reader()
+            bounds = reader.bounds(name)
+            if tail is not None and (bounds.first or 0) > tail.first_offset:
+                # Another broker may have this address now: its first offset must not prune this stream.
+                check_broker(self._engine, reader, tail.opened.stream)
+            return bounds
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
