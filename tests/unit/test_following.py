@@ -94,7 +94,8 @@ class Bench:
         self.seen.append(f"begin at {self.begun_at}")
         return Subscription(followed, 0)
 
-    async def look(self, _stream: str, position: Position | None, is_end: bool) -> Finding:
+    async def look(self, _stream: str, position: Position | None, gap: tuple[int, int] | None) -> Finding:
+        is_end = gap is None
         of = f" of {position.offset}" if position else ""
         self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
         self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
