@@ -67,7 +67,8 @@ class Histogram:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end a component, and so read its counts, anywhere in any thread.
+        self._lock = threading.RLock()
 
     def observe(self, value: float) -> None:
         """Count a value."""

@@ -55,9 +55,6 @@ class OutcomeStatus(Enum):
         return self in (OutcomeStatus.FAILED, OutcomeStatus.DEAD, OutcomeStatus.SUCCEEDED)
 
 
-_RANKS: Final = {status: rank for rank, status in enumerate(OutcomeStatus)}
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a message.
@@ -96,8 +93,11 @@ class Outcome:
         return self.status.is_final
 
 
-_IDS_MAX: Final = 10_000
+_IDS_MAX: Final = 1_000
 """Maximum ids in one query."""
+
+_POLL_S: Final = 1.0
+"""Maximum seconds of each query of a poll, for any number of queries. The next poll retries a frozen server."""
 
 OUTCOMES: Final = sql("""
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -120,17 +120,17 @@ def read_outcomes(
     collector: str | None = None,
 ) -> dict[str, Outcome]:
     """Return the outcome of each id, in one collector or in all; with status UNKNOWN for ids that are not found."""
-    ids = list(dict.fromkeys(message_ids))
-    filters = {"in_collector": collector_id, "of_collector": collector}
-    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
+    found: dict[str, list[Outcome]] = {message_id: [] for message_id in message_ids}
+    # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
+    ids = [each for each in found if "\0" not in each and each == each.encode(errors="ignore").decode()]
     for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL cannot store a NUL, so no message has such an id.
-        batch = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
-        for message_id, state, *columns in connection.execute(OUTCOMES, {"ids": batch, **filters}):
+        named = {"ids": ids[start : start + _IDS_MAX], "in_collector": collector_id, "of_collector": collector}
+        for message_id, state, *columns in connection.execute(OUTCOMES, named):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *columns))
+    order = list(OutcomeStatus)
     for outcomes in found.values():
         # Least advanced first: the result is a success only if all messages have succeeded.
-        outcomes.sort(key=lambda outcome: (_RANKS[outcome.status], outcome.stream, outcome.offset))
+        outcomes.sort(key=lambda outcome: (order.index(outcome.status), outcome.stream, outcome.offset))
     return {
         message_id: replace(each[0], others=tuple(each[1:])) if each else Outcome(message_id, OutcomeStatus.UNKNOWN)
         for message_id, each in found.items()
@@ -221,27 +221,28 @@ class Outcomes(Closing):
     def _answers(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         """Yield outcomes that end waits or are new to handlers. A missing collector may start later: no error."""
         for collector in {each.collector for each in queries}:
-            ids = {number: each.message_id for number, each in enumerate(queries) if each.collector == collector}
-            with self._database.transaction() as connection:
-                found = read_outcomes(connection, ids.values(), collector=collector)
-            for number, message_id in ids.items():
-                outcome, reported = found[message_id], queries[number].reported
-                if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
-                    yield number, outcome
+            numbers = [number for number, each in enumerate(queries) if each.collector == collector]
+            for start in range(0, len(numbers), _IDS_MAX):
+                batch = numbers[start : start + _IDS_MAX]
+                with within(Deadline(_POLL_S)), self._database.transaction() as connection:
+                    found = read_outcomes(connection, (queries[n].message_id for n in batch), collector=collector)
+                for number in batch:
+                    outcome, reported = found[queries[number].message_id], queries[number].reported
+                    if outcome.is_final if reported is None else reported != (outcome.status, outcome.attempts):
+                        yield number, outcome
 
     def _final_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
             yield from self._answers(queries)
 
-    def _new_outcomes(self, queries: Sequence[_Query]) -> list[tuple[int, Outcome]]:
+    def _new_outcomes(self, queries: Sequence[_Query]) -> Iterator[tuple[int, Outcome]]:
         try:
-            outcomes = list(self._answers(queries))
+            yield from self._answers(queries)
         except RelatumError as error:
             self._outages.failed(_HANDLER_QUERIES, error)
-            return []
-        self._outages.over(_HANDLER_QUERIES)
-        return outcomes
+        else:
+            self._outages.over(_HANDLER_QUERIES)
 
     def _require_open(self) -> None:
         if self._ending.has_passed:

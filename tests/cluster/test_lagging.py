@@ -18,6 +18,7 @@ from relatum.contexts import SerialConsumer
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._partition_log import Fence, Placed
 from relatum.contexts._placement_cache import Sent
+from relatum.errors import StreamUnavailable
 from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, agreement, claimed_identity
 from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout
@@ -229,3 +230,14 @@ def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluste
     with closing(ControlStreams(address, CONTEXT_HEADER)) as strays:
         assert strays.search(sent, 0) == at
         assert strays.search(nowhere, 0) is None
+
+
+def test_a_partition_whose_leader_shows_nothing_has_no_known_end(cluster: Cluster, bed: SerialBed) -> None:
+    """Before a partition is deleted, its end is the leader's, not that of an empty stream after an election."""
+    [stream] = bed.streams
+    bed.publish(0, "a", "unread")
+    with closing(ControlStreams(BrokerAddress.of(broker_at(cluster, 1)))) as streams:
+        assert streams.proven_end_of(stream) == 1
+        cluster.silence(stream)
+        with pytest.raises(StreamUnavailable):
+            streams.proven_end_of(stream)

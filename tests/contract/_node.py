@@ -88,6 +88,8 @@ class EmptyNode(Node):
 
     _leader = 1
     """The leader in Metadata: 0 for itself, 1 for the other."""
+    _between: tuple[int, ...] = ()
+    """The ports of more nodes, which Metadata names before the other one."""
 
     def __init__(self, other_port: int, other_host: str = "127.0.0.1") -> None:
         self._other_port, self._other_host = other_port, other_host
@@ -109,10 +111,13 @@ class EmptyNode(Node):
         return answered(key, correlation, code, rest) + tune
 
     def _metadata(self, correlation: int, stream: str) -> bytes:
-        nodes = struct.pack(">I", 2)
-        for reference, host, port in ((0, "127.0.0.1", self.port), (1, self._other_host, self._other_port)):
+        own = [("127.0.0.1", port) for port in (self.port, *self._between)]
+        nodes = struct.pack(">I", len(own) + 1)
+        for reference, (host, port) in enumerate([*own, (self._other_host, self._other_port)]):
             nodes += struct.pack(">H", reference) + frames.string(host) + struct.pack(">I", port)
-        places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, self._leader, 2, 0, 1)
+        leader, count = len(own) * self._leader, len(own) + 1
+        replicas = struct.pack(f">I{count}H", count, *range(count))
+        places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HH", Code.OK, leader) + replicas
         answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
         return struct.pack(">I", len(answer)) + answer
 
@@ -141,15 +146,20 @@ class SilentLeader(EmptyNode):
 class OneChunk(SilentLeader):
     """Has one chunk of `count` messages from an offset on, which subscriptions of some kinds get.
 
-    It leads its streams, or names the port of their leader.
+    It leads its streams, or names the port of their leader, and before it the one of a replica.
     """
 
-    def __init__(self, first: int, count: int, *kinds: Start, leader_port: int = 0) -> None:
+    def __init__(self, first: int, count: int, *kinds: Start, leader_port: int = 0, between: int = 0) -> None:
+        self._between = (between,) if between else ()
         self._chunk = deliver(record(b"x") * count, count, count, first=first)
         self._kinds = kinds or tuple(Start)
         self._leader = 1 if leader_port else 0
         super().__init__(-1)
         self._other_port = leader_port or 1
+
+    def damage(self) -> None:
+        """Make the chunk's checksum wrong."""
+        self._chunk = self._chunk[:-1] + b"?"
 
     def _answer(self, key: int, body: bytes) -> bytes:
         if key == Command.METADATA and not body[8:]:

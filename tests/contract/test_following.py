@@ -265,6 +265,32 @@ def test_what_a_replica_has_dropped_is_no_hole_while_its_leader_is_unreachable()
         assert isinstance(owner.of("orders", Failed)[0].error, StreamUnavailable)
 
 
+def test_what_several_replicas_have_dropped_is_read_from_the_leader() -> None:
+    """Each replica is tried, and the leader last."""
+    with (
+        OneChunk(3, 98) as leader,
+        OneChunk(100, 1, leader_port=leader.port) as replica,
+        OneChunk(100, 1, leader_port=leader.port, between=replica.port) as node,
+        Owner(url_of(node), **QUICK) as owner,
+    ):
+        owner.follow("orders", start=3)
+        owner.wait_event("orders", Records)
+        assert owner.offsets("orders") == list(range(3, 101))
+
+
+def test_what_one_node_has_damaged_is_read_from_another() -> None:
+    """A damaged chunk ends the reading of a stream only if no node has it undamaged."""
+    with (
+        OneChunk(3, 98) as leader,
+        OneChunk(3, 98, leader_port=leader.port) as node,
+        Owner(url_of(node), **QUICK) as owner,
+    ):
+        node.damage()
+        owner.follow("orders", start=3)
+        owner.wait_event("orders", Records)
+        assert owner.offsets("orders") == list(range(3, 101))
+
+
 def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:
     """It is reported as missing, and followed once it is declared; a queue is reported as not a stream."""
     delete_stream(bed.amqp, bed.stream)

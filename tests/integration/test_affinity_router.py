@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pika
 import pytest
@@ -170,6 +171,29 @@ def test_a_set_whose_move_does_not_end_stops_no_other(
             router.publish(channel, b"", in_set("ended", affinity_last=True))
             wait_until(lambda: place.sql(used) == [(1,)], what="the report of the set's use")
             wait_until(lambda: [each.name for each in sets.list()] == ["busy", "stuck"], what="the set's end")
+
+
+def test_a_set_whose_partition_is_gone_stops_no_other(
+    layout: Layout, sets: relatum.AffinitySets, place: Place, channel: BlockingChannel
+) -> None:
+    """A message whose partition was deleted while its publisher slept can never be checked; other sets are closed."""
+    router = relatum.AffinityRouter(layout.super_stream, place.database, AffinityOptions(timeout_s=1.0))
+    router.publish(channel, b"", in_set("stuck"))
+    stream, publish = sets.inspect("stuck").partition, channel.basic_publish
+
+    def sleep_behind(*args: Any, **kwargs: Any) -> None:
+        channel.basic_publish = publish
+        publish(*args, **kwargs)
+        sets.move(["stuck"], other_than(layout, stream))
+        sets.retire(stream, delete=True)
+
+    channel.basic_publish = sleep_behind
+    with pytest.raises(PublishOutcomeUnknown):
+        router.publish(channel, b"", in_set("stuck"))
+    router.publish(channel, b"", in_set("ended", affinity_last=True))
+    wait_until(lambda: [each.name for each in sets.list()] == ["stuck"], what="the set's end")
+    with pytest.raises(StreamNotFound):
+        router.close()
 
 
 def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:

@@ -157,6 +157,8 @@ async def test_a_run_waits_for_a_broker_that_is_away_when_it_starts(collecting: 
         await asyncio.to_thread(wait_until, lambda: proxy.refused, what="a start that failed")
         proxy.accepts = True
         await asyncio.to_thread(wait_until, lambda: taken, what="the message")
+        pool = collector._shared.store._database.pool
+        await asyncio.to_thread(wait_until, lambda: pool.idle, what="connections kept between statements")
         stop.set()
         await running
 
@@ -225,7 +227,14 @@ async def test_joined_executors_may_use_threads_as_many_as_they_are(
     assert ledger() == sorted(ids)
 
 
-async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apart: Apart) -> None:
+class Stop(BaseException):
+    """An error of an application that is no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Stop])
+async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(
+    apart: Apart, error: type[BaseException]
+) -> None:
     """A `CancelledError` of its own is an executor's failed attempt, and other handlers are still called."""
     attempts: list[int] = []
     told: list[tuple[str, str]] = []
@@ -233,10 +242,10 @@ async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apar
     async def cancelled(bulk: Bulk) -> None:
         attempts.append(bulk.messages[0].attempts)
         if len(attempts) == 1:
-            raise asyncio.CancelledError
+            raise error
 
     async def cancelled_handler(outcome: Outcome) -> None:
-        raise asyncio.CancelledError
+        raise error
 
     collector = apart(cancelled, bulk_messages=2, max_age_s=1.0, backoff_s=0.01)
     collector.register_result_handler(cancelled_handler)
@@ -246,6 +255,24 @@ async def test_what_is_cancelled_by_itself_has_failed_as_by_any_other_error(apar
         await until_succeeded(collector, "made:0", "made:1")
     assert attempts == [1, 2]
     assert sorted(told) == [(each, status) for each in ("made:0", "made:1") for status in ("collected", "succeeded")]
+
+
+async def test_an_executor_that_ends_while_its_loop_is_checked_has_succeeded(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that arrives as a check of the loop begins is not taken for a time-out of the executor."""
+    monkeypatch.setattr("relatum.collecting._async_collector.LOOP_CHECK_S", 0.0)
+
+    async def sleep(bulk: Bulk) -> None:
+        await asyncio.sleep(0.001)
+
+    async with no_task_left(), apart(sleep, bulk_messages=1, attempts=1) as collector:
+        await collector.collect_many(messages(200))
+        outcomes = collector.statistics().types["order"].outcomes
+        while sum(outcomes.values()) < 200:
+            await asyncio.sleep(0.01)
+            outcomes = collector.statistics().types["order"].outcomes
+    assert outcomes == {"succeeded": 200}
 
 
 async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:

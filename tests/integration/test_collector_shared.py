@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pika
+import psycopg
 import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
@@ -26,6 +28,7 @@ from relatum.errors import (
     NotAStream,
     StreamNotFound,
 )
+from relatum.reading import Message
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -39,6 +42,7 @@ from tests.support.collectors import (
     is_attached,
     wait_status,
 )
+from tests.support.commits import AT_COMMIT
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
@@ -385,6 +389,27 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
 
 
+def test_messages_of_collect_that_are_not_stored_are_lost_to_no_stream(
+    collecting: Collecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A collector that closes before it stored messages of `collect` names them; its stream collects them later."""
+    collector, stream = collecting.collector(Consumer()), collecting.place.stream
+    properties = pika.BasicProperties(type="order", message_id="a")
+    given = [Message.from_amqp(name, 0, properties, b"a") for name in ("  first", stream)]
+    add = "INSERT INTO relatum.collector_sources (collector_id, stream) SELECT collector_id, %s FROM relatum.collectors"
+    with psycopg.connect(collecting.place.database) as gate:
+        collector.start()
+        wait_until(lambda: is_attached(collector, stream), what="the stream followed")
+        gate.execute(add, ["  first"])
+        assert collector.collect_many(given) == [True, True]
+        collecting.put("a")
+        assert not collector.close(0)
+        gate.rollback()
+    assert f"could not store 2 messages:   first@0, {stream}@0: the collector was closed" in caplog.text
+    with collecting.collector(Consumer()) as heir:
+        wait_status(heir, SUCCEEDED, "a")
+
+
 @pytest.mark.usefixtures("quick_rhythm")
 def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is consumed whose commit was not answered before another member followed the stream."""
@@ -509,6 +534,32 @@ def test_running_until_interrupted_closes(collecting: Collecting) -> None:
             process.kill()
 
 
+def test_a_collector_closes_although_its_database_was_closed_first(
+    collecting: Collecting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lease cannot be released, which is logged, and all else is closed."""
+    with closing(Database(collecting.place.database)) as database:
+        collector = collecting.collector(Consumer(), database=database)
+        collector.start()
+        reader = collector._streams._reader
+    with caplog.at_level("INFO", "relatum.collector"):
+        assert collector.close()
+    assert "could not release its lease" in caplog.text
+    assert reader._is_closed
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_lease_that_was_released_is_not_renewed(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take over at once what a collector leaves behind, however long its connections take to close."""
+    collecting.put("a")
+    with collecting.collector(lambda bulk: [ValueError("not yet")], backoff_s=60.0, lease_s=LEASE_S) as collector:
+        wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
+        close = collector._streams.close
+        # Not a wait for a condition: time for several renewals.
+        monkeypatch.setattr(collector._streams, "close", lambda: time.sleep(1.0) or close())
+    assert collecting.place.sql("SELECT lease_expires_at < now() FROM relatum.collector_members") == [(True,)]
+
+
 def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: Collecting) -> None:
     """Any number of joined executors hold a connection each while they run."""
     workers, gate = 24, Gate()
@@ -523,6 +574,21 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: C
     with collecting.collector(wait, **options) as collector, gate.closed():
         wait_until(lambda: len(gate.bulks) == workers, what="all executors at once")
         assert collector.outcome("0").status is FORWARDED
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_messages_that_cannot_be_deleted_now_cost_no_lease(collecting: Collecting) -> None:
+    """The lease is renewed while the deletion of finished messages waits, for example for another member's."""
+    collecting.put("a")
+    leases, lease = set[Any](), "SELECT lease_expires_at FROM relatum.collector_members"
+    with collecting.collector(Consumer(), keep_s=60, lease_s=LEASE_S) as collector:
+        wait_status(collector, SUCCEEDED, "a")
+        with psycopg.connect(collecting.place.database, autocommit=True) as gate:
+            gate.execute(AT_COMMIT.replace("INSERT ON consumed", "DELETE ON relatum.collected_messages"))  # type: ignore[arg-type]
+            gate.execute("SELECT pg_advisory_lock(1)")
+            gate.execute("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
+            wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 8, what="renewals")
+        wait_until(lambda: collector.outcome("a").status is UNKNOWN, what="the message deleted")
 
 
 @pytest.mark.usefixtures("quick_rhythm")

@@ -139,6 +139,17 @@ def test_nobody_follows_where_none_has_all_types(
         assert [each.levelname for each in caplog.records] == ["INFO"]
 
 
+def test_a_clock_that_was_ahead_delays_no_retry_for_longer_than_an_hour(
+    member: StoreMember, database: Database
+) -> None:
+    """A retry is due by the server's clock, which may have been set back since."""
+    member.add(entries(0))
+    assert change(database, "UPDATE relatum.collected_messages SET next_attempt_at = now() + interval '9 days'") == 1
+    lapse(database, member)
+    [(_, due_in_s)] = StoreMember(database).take_over(["order"], 10)
+    assert due_in_s == 3600.0
+
+
 def test_messages_of_nobody_are_taken_over(member: StoreMember, database: Database) -> None:
     """A member takes over the messages without a member that are of its collector and types, as release 0.4.0 left."""
     mine, others = StoreMember(database, types=["mail"]), StoreMember(database, "audit", types=["mail"])
@@ -448,6 +459,24 @@ def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
     assert member.forward(BULK, places(5)).places == places(5)
 
 
+def test_what_is_stored_while_its_member_leaves_is_taken_over(
+    member: StoreMember, database: Database, place: Place
+) -> None:
+    """A member whose last transaction the server has not ended when it leaves is not removed before others look."""
+    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
+        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "INSERT ON relatum.collected_messages"))  # type: ignore[arg-type]
+        gate.execute("SELECT pg_advisory_lock(1)")
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = %s"
+        adding = threads.submit(member.add, entries(0))
+        wait_until(lambda: gate.execute(waits, ["advisory"]).fetchone(), what="a transaction that ends late")
+        leaving = threads.submit(member.close)
+        wait_until(lambda: leaving.done() or gate.execute(waits, ["transactionid"]).fetchone(), what="leaving")
+        gate.execute("SELECT pg_advisory_unlock(1)")
+        assert adding.result().places == places(0)
+        leaving.result()
+    assert taken_over(StoreMember(database)) == [0]
+
+
 @pytest.mark.parametrize("status", [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED])
 def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: StoreMember, status: OutcomeStatus) -> None:
     """A publisher that repeated itself has several messages: none may hide behind another's success."""
@@ -499,7 +528,7 @@ def test_finished_messages_are_forgotten_after_a_time(database: Database) -> Non
     assert statuses(short, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
     assert statuses(long, 0, 3, 4, 10) == ["succeeded", "succeeded", "succeeded", "collected"]
     StoreMember(database, "long", keep_s=60)
-    assert long.renew()
+    long.store.forget()
     assert statuses(long, 0, 3, 4, 10) == ["unknown", "unknown", "succeeded", "collected"]
 
 
@@ -517,6 +546,7 @@ def test_the_collectors_role_is_enough(database: Database) -> None:
         member.rewind("orders", 0, is_new=True)
         member.take_over(["order"], 10)
         assert member.renew()
+        member.store.forget()
         member.close()
         consumer = acting("relatum_consumer")
         found = CollectorStore("billing", consumer).outcomes_of(["orders-0"])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from relatum import Broker
-from relatum.collecting import OutcomeStatus
+from relatum import Broker, MessageId
+from relatum.collecting import Collected, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
 from tests.support import wait_until
-from tests.support.collectors import Collecting, Consumer, Gate, wait_status
+from tests.support.collectors import Collecting, Consumer, Gate, StoreMember, is_attached, wait_status
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
@@ -209,3 +209,27 @@ def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(place: Place, l
         collecting.put("d")
         wait_status(first, OutcomeStatus.SUCCEEDED, "d")
     assert (gate.bodies, consumer.bodies) == (["a", "b", "d"], ["c"])
+
+
+def test_a_collector_that_is_cut_off_takes_over_no_messages(place: Place, lines: list[FailingPlace]) -> None:
+    """It could not read their bodies; it takes some over once it is back, and follows a stream."""
+    collecting, lapse = (
+        Collecting(place),
+        "UPDATE relatum.collector_members SET lease_expires_at = now() WHERE member_id = ",
+    )
+    leases, lease = set[Any](), "SELECT lease_expires_at FROM relatum.collector_members WHERE member_id = "
+    dead, other = (StoreMember(place.database, lease_s=LEASE_S) for _ in range(2))
+    with collecting.collector(Consumer(), broker=lines[0].broker, lease_s=LEASE_S) as collector:
+        wait_until(lambda: is_attached(collector, place.stream), what="the stream followed")
+        with lines[0].fault(CUT):
+            wait_until(lambda: other.follow(place.stream, 0), what="the stream left to the other member")
+            dead.add([Collected(MessageId(place.stream, 0), "a", "order", 1, None)])
+            place.sql(f"{lapse}{dead.member}")
+            renewed = f"{lease}{collector._shared.member}"
+            wait_until(lambda: leases.update(place.sql(renewed)) or len(leases) > 8, what="time to take it over")
+            assert place.sql("SELECT member_id FROM relatum.collected_messages") == [(dead.member,)]
+        other.close()
+        collecting.put("a")
+        wait_status(collector, OutcomeStatus.SUCCEEDED, "a")
+    dead.store.dispose()
+    other.store.dispose()

@@ -20,14 +20,17 @@ from relatum.errors import (
     GroupConflict,
     InvalidInput,
     KeyNotDefined,
+    NotFound,
     PublishUnroutable,
     StreamNotFound,
 )
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import prune
+from relatum.store.catalog import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer, SharedGroup
+from relatum_consumer.lookups.proof import coverage_by_stream
 from tests.support import declare_stream, delete_stream, unique_name, wait_until
 from tests.support.groups import group_id, ids, of_group, shuffled, whole_group
 from tests.support.leases import let_lapse
@@ -141,6 +144,55 @@ def test_what_is_back_filled_later_is_given(place: Place, relations: Relations) 
     assert given(relations, place.stream) == ids(2)
     place.backfill()
     assert given(relations, place.stream) == ids(1)
+
+
+def test_groups_are_found_again_after_their_key_was_defined_anew(place: Place, relations: Relations) -> None:
+    """A group is given whose first message was scanned by an earlier definition; what is done stays done."""
+    place.put_recorded(of_group(1, 1), *whole_group(2, 2))
+    assert given(relations, place.stream) == ids(2)
+    remove_key(place.engine, GROUP_KEY.name)
+    add_keys(place.engine, [GROUP_KEY])
+    place.put_recorded(of_group(1, 2, last=True))
+    with Relations(place.amqp, place.database) as afterwards:
+        assert given(afterwards, place.stream) == []
+        place.backfill()
+        assert given(afterwards, place.stream) == ids(1)
+
+
+def test_a_view_older_than_a_stream_ends_no_state(
+    place: Place, relations: Relations, streams: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member finds a group in a stream that is recorded after this member's scan began: it stays as it is."""
+    first, second, _ = streams
+    place.put(of_group(1, 2, last=True), to=first)
+    place.record(first)
+
+    def and_another_member(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        place.put(of_group(1, 1), to=second)
+        place.record(second)
+        place.sql(
+            "INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, state, group_id) "
+            f"SELECT 0, 0, consumer_id, stream_id, 'done', '{group_id(1)}' "
+            f"FROM relatum.group_consumers, relatum.streams s WHERE s.name = '{second}'"
+        )
+        return coverage_by_stream(*arguments)
+
+    monkeypatch.setattr("relatum_consumer.groups._finding.coverage_by_stream", and_another_member)
+    assert given(relations, None) == []
+    assert given(relations, None) == []
+    assert states(place) == {1: "done"}
+
+
+def test_members_of_a_deleted_consumer_do_not_wait(place: Place, relations: Relations) -> None:
+    """They raise an error once there is something to scan."""
+    with relations.groups(place.stream, consumer="billing", follow=True) as groups:
+        place.put_recorded(*whole_group(1, 2))
+        next(groups).acknowledge()
+        place.sql("DELETE FROM relatum.group_consumers")
+        place.put_recorded(*whole_group(2, 2))
+        with pytest.raises(NotFound):
+            next(groups)
 
 
 def test_where_a_new_consumer_starts(place: Place, relations: Relations) -> None:

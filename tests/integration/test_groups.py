@@ -200,6 +200,8 @@ def test_a_batch_that_cannot_be_unpacked_makes_no_position_proven(
         relations.group(group_id(1), streams=place.stream).position,
     ):
         assert (position.contiguous, position.is_proven) == (1, False)
+    (report,) = relations.incomplete_groups(place.stream, older_than=0)
+    assert not report.position.is_proven
 
 
 def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Place, relations: Relations) -> None:

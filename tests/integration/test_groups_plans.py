@@ -27,7 +27,7 @@ SIZE = 10
 NEAR = 10_000
 DONE = 100_000
 READY = 50
-SMALL = CATALOG | {"group_consumers", "streams"}
+SMALL = CATALOG | {"group_consumers", "keys", "streams"}
 """Tables that a plan may read as a whole."""
 
 MODES = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
@@ -43,7 +43,7 @@ LEASE = MINE | {"lease_s": 15.0}
 ONE = MINE | {"group_id": ids(7)[0], "number": 1}
 WRITTEN = {
     "consumer_id": 1,
-    "present": [1],
+    "key_id": 1,
     "from_offset": 0,
     "expected": 100,
     "to_offset": 200,
@@ -100,6 +100,7 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
   FROM generate_series(0, {ROWS} / 2) AS n;
 {CLOSE_PARTS}
 INSERT INTO relatum.streams (name) VALUES ('s1');
+INSERT INTO relatum.keys (name, sources, type) VALUES ('message_group', '{{group_id}}', 'text');
 INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
   SELECT 1, n * 10, n * 10 + 1000, '{{1}}', true, false FROM generate_series(0, 2000) AS n;
 INSERT INTO relatum.group_consumers (name, ordering) SELECT 'c' || n, 'logical' FROM generate_series(1, 3) AS n;

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.errors import BrokerUnavailable, InvalidInput, PublishRejected, PublishUnroutable
+from relatum.errors import BrokerUnavailable, InvalidInput, PublishNacked, PublishRejected, PublishUnroutable
 from relatum.membership import GROUP_KEY
 from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message
@@ -170,6 +170,26 @@ def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
     assert found == dict.fromkeys(("a", "b", "c"), (DEAD, "ValueError: no"))
     assert not failures
     assert [each.headers["relatum_dead_offset"] for each in place.messages(dead_stream)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), PublishNacked("full")])
+def test_a_dead_letter_that_has_to_wait_fails_no_other_message_of_a_joined_bulk(
+    place: Place, dead_stream: str, collector_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A joined attempt whose dead letters cannot be published now is repeated, and counts for none."""
+    place.put(*identified("bad", "good"))
+    publish, failures = DeadLetters.publish, [error]
+
+    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
+        if failures:
+            raise failures.pop()
+        publish(self, message, reason, **headers)
+
+    monkeypatch.setattr(DeadLetters, "publish", failing)
+    options = {"bulk_messages": 2, "max_age_s": 3.0, "joins_transaction": True}
+    found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "bad", "good", **options)
+    assert found == {"bad": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
+    assert [each.body for each in place.messages(dead_stream)] == [b"bad"]
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -185,6 +185,31 @@ def test_a_handler_that_takes_its_time_delays_no_wait(collecting: Collecting, ou
     assert closed.wait(90)
 
 
+@pytest.mark.parametrize("message_id", ["\0", "\ud800"])
+def test_an_id_that_no_message_can_have_is_unknown(collecting: Collecting, outcomes: Outcomes, message_id: str) -> None:
+    """Such an id is no error, and fails no other wait."""
+    assert outcomes.of(message_id).status is UNKNOWN
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(outcomes.wait, each, limit_s) for each, limit_s in [("id", 60), (message_id, 0.2)]]
+        with pytest.raises(NotFinishedInTime):
+            waits[1].result()
+        collecting.all_at_once("id", SUCCEEDED)
+        assert waits[0].result().status is SUCCEEDED
+
+
+def test_more_handlers_than_one_poll_has_time_for_are_told(
+    collecting: Collecting, outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many messages are waited for, the time of one poll is no limit."""
+    monkeypatch.setattr("relatum.common.waiting._shared_wait.POLL_S", 0.05)
+    many = [Collected(MessageId("orders", n), f"m{n}", "order", 1, None) for n in range(5_000)]
+    collecting.add(many)
+    told: list[str] = []
+    for each in many:
+        outcomes.register_result_handler(lambda outcome: told.append(outcome.message_id), each.message_id)
+    wait_until(lambda: len(told) == len(many), what="all handlers called")
+
+
 async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, database_url: str, earlier: Threads) -> None:
     """The asyncio face answers as the blocking one does, and one thread asks for all tasks that wait."""
     async with AsyncOutcomes(database_url) as asked:

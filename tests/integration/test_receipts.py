@@ -15,7 +15,15 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import ConfigurationError, InvalidInput, NotRecordedInTime, PublishOutcomeUnknown, PublishUnroutable
+from relatum.errors import (
+    ConfigurationError,
+    InvalidInput,
+    NotRecordedInTime,
+    PublishOutcomeUnknown,
+    PublishUnroutable,
+    StreamUnavailable,
+)
+from relatum.reading import StreamBounds, StreamReader
 from tests.support import all_plain, broker_connection, unique_name, until_answered, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place
@@ -155,6 +163,35 @@ def test_a_stream_that_lacks_the_message_is_waited_for_to_its_end(
         assert time.monotonic() - began < 60
         assert receipt.streams is None
         channel.exchange_delete(direct)
+
+
+def test_a_stream_that_cannot_be_read_now_is_waited_for(
+    place: Place, recorded: dict[str, Any], other_stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a stream has no leader, a place in another stream is not all that there is."""
+    bounds = StreamReader.bounds
+
+    def leaderless(reader: StreamReader, stream: str) -> StreamBounds:
+        if stream == other_stream and threading.current_thread() is threading.main_thread():
+            raise StreamUnavailable("no leader", stream=stream)
+        return bounds(reader, stream)
+
+    with open_intercepted(place, **recorded | {"recorder": "external"}) as channel:
+        fanout = unique_name()
+        channel.exchange_declare(fanout, "fanout")
+        for stream in (place.stream, other_stream):
+            channel.queue_bind(stream, fanout)
+        relatum.publish(channel, fanout, "", b"first")
+        place.record(place.stream, other_stream)
+        receipt = relatum.publish(channel, fanout, "", b"second")
+        place.record(place.stream)
+        monkeypatch.setattr(StreamReader, "bounds", leaderless)
+        recording = threading.Timer(0.5, place.record, [other_stream])
+        recording.start()
+        assert receipt.wait(90) == tuple(sorted([(place.stream, 1), (other_stream, 1)]))
+        monkeypatch.undo()
+        recording.join()
+        channel.exchange_delete(fanout)
 
 
 @pytest.mark.parametrize("confirming_already", [False, True])

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from relatum import Broker, ContextRouter, errors
 from relatum.common.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.contexts import SerialConsumer, SerializationContexts
-from relatum.contexts._partition_log import Marker
+from relatum.contexts._partition_log import Adoption, Marker
 from tests.support import broker_connection, wait_until
 from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches
 
@@ -192,6 +192,17 @@ def test_forged_messages_stop_nobody(stage: Stage) -> None:
     bed.publish(0, "a", "a1")
     with stage.consumer() as member:
         assert consume_until(member, "a1") == ["a1"]
+
+
+def test_an_adoption_delivers_no_message_of_another_context(stage: Stage) -> None:
+    """If a partition was deleted and declared again, another message may have the offset that an adoption names."""
+    bed = stage.bed
+    bed.publish(0, "b", "b1")
+    bed.control(1, Adoption("a", bed.epoch(), bed.streams[0], bed.end(0)))
+    bed.publish(1, "a", "a1")
+    bed.publish(0, "b", "b2")
+    with stage.consumer() as member:
+        assert sorted(consume_until(member, "a1", "b2")) == ["a1", "b1", "b2"]
 
 
 def test_batches_are_acknowledged_late_in_any_order_and_once(stage: Stage) -> None:

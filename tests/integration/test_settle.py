@@ -19,6 +19,7 @@ from relatum import Broker, MessageId
 from relatum.common.waiting import LEAST_S
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
+from relatum.reading import StreamBounds
 from tests.support import broker_connection, declare_stream, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -102,8 +103,11 @@ def test_a_sleep_after_the_send_does_not_hide_the_message(place: Place, monkeypa
     assert unsettled.sent.sent_at <= datetime.now(UTC)
 
 
-def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place, short_stream: str) -> None:
-    """A message that retention may have dropped has an unknown outcome, and is not safe to repeat."""
+@pytest.mark.parametrize("since_asked", [False, True])
+def test_what_retention_has_dropped_is_not_known_to_be_nowhere(
+    place: Place, short_stream: str, since_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that retention may have dropped, also during the search, has an unknown outcome: do not repeat it."""
     unsettled, _ = lost(place, short_stream, arrives=False)
     with relatum.reading.StreamReader.open(place.stream_url) as reader:
 
@@ -113,6 +117,13 @@ def test_what_retention_has_dropped_is_not_known_to_be_nowhere(place: Place, sho
 
         wait_until(dropped)
     long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
+    if since_asked:
+        bounds = relatum.reading.StreamReader.bounds
+
+        def before(reader: Any, stream: str) -> StreamBounds:
+            return StreamBounds(0, bounds(reader, stream).last, is_proven=True)
+
+        monkeypatch.setattr(relatum.reading.StreamReader, "bounds", before)
     with pytest.raises(PublishOutcomeUnknown, match="retention"):
         long_ago.settle(5.0)
 
@@ -208,15 +219,26 @@ def test_what_is_released_keeps_no_connection(place: Place) -> None:
         wait_until(lambda: not line._peers, what="the connections are closed")
 
 
-def test_a_broker_that_starts_is_waited_for(place: Place, private_servers: LocalServers) -> None:
-    """Settling waits for a broker that denies its streams just after its boot."""
+@pytest.mark.parametrize("by_default_exchange", [True, False])
+def test_a_broker_that_starts_is_waited_for(
+    place: Place, private_servers: LocalServers, by_default_exchange: bool
+) -> None:
+    """Settling waits for a broker that denies its streams, or their bindings, just after its boot."""
     rabbitmq = private_servers.rabbitmq
     stream = unique_name()
     declare_stream(rabbitmq.broker_url, stream)
     there = replace(place, amqp=rabbitmq.broker_url, stream_url=rabbitmq.stream_url, stream=stream)
-    unsettled, _ = lost(there)
-    unsettled.settle(90)
-    rabbitmq.kill()
+    if by_default_exchange:
+        unsettled, _ = lost(there)
+        unsettled.settle(90)
+        rabbitmq.kill()
+    else:
+        with broker_connection(there.amqp) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(stream, "fanout", durable=True)
+            channel.queue_bind(stream, stream)
+        unsettled, _ = lost(there, exchange=stream)
+        rabbitmq.stop()
     starting = threading.Thread(target=rabbitmq.start)
     starting.start()
     try:

@@ -1,8 +1,10 @@
 """A commit in doubt is settled by the token of that very step, whatever happened to the rows since."""
 
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -151,6 +153,38 @@ def test_a_server_that_stands_still_is_not_waited_for_without_end(lost_line: tup
         settle(far, token, within_s=1.0)
     proxy.mode = "pass"
     assert not settle(far, token)
+
+
+def test_a_login_that_is_refused_for_a_moment_leaves_no_commit_in_doubt(engine: sa.Engine, database_url: str) -> None:
+    """A server that refuses the login after a commit without an answer, as after a failover, is asked again."""
+    make_commits_wait(engine)
+    role = f"settler_{secrets.token_hex(4)}"
+    change = partial(_execute, engine)
+    change(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD 'secret'")
+    far = make_engine(sa.make_url(database_url).set(username=role, password="secret"))
+
+    def refuse() -> None:
+        wait_until(lambda: committing(engine), what="the commit is under way")
+        change(f"ALTER ROLE {role} NOLOGIN")
+        end_committing(engine)
+
+    class Pause(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            change(f"ALTER ROLE {role} LOGIN")
+            return super().wait(timeout)
+
+    refuser, refused = threading.Thread(target=refuse), pytest.raises(errors.DatabaseUnavailable, match="nothing was")
+    refuser.start()
+    with commits_held(engine), refused, Tokens().transaction(far, stop=Pause()) as connection:
+        connection.execute(sa.insert(written), {"body": "a"})
+    refuser.join()
+    far.dispose()
+    change(f"DROP ROLE {role}")
+
+
+def _execute(engine: sa.Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
 
 
 def test_what_was_left_behind_is_removed_by_age(engine: sa.Engine) -> None:

@@ -127,6 +127,18 @@ def test_the_position_moves_over_what_is_taken_or_passed_over() -> None:
     assert advance.known_by.offset == 15
 
 
+def test_a_message_that_collect_is_storing_stops_its_stream_until_it_is_stored() -> None:
+    """The position does not move over a message before it is stored, since its storing may fail."""
+    core, [given], lot = core_of(), described(10), Lot()
+    core.admit(given)
+    assert lot.take(core, described(10, 11), 10) == 0
+    assert lot.advance is None
+    core.cancel([given])
+    assert lot.take(core, described(10), 10) == 1
+    core.add(lot.messages, 0.0)
+    assert Lot().take(core, described(10, 11), 10) == 2
+
+
 def test_a_full_type_stops_its_stream_where_it_is() -> None:
     """The position moves up to the message that has to wait, not over it."""
     core, first = core_of(bulk_messages=1, queue_bulks=1), Lot()

@@ -95,10 +95,9 @@ class Bench:
         return Subscription(followed, 0)
 
     async def look(self, _stream: str, position: Position | None, gap: tuple[int, int] | None) -> Finding:
-        is_end = gap is None
         of = f" of {position.offset}" if position else ""
-        self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
-        self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
+        self.seen.append("ask" + of + (" and not of the begin" if gap is None else ""))
+        self.asked, self.is_end = asyncio.get_running_loop().create_future(), gap is None
         return await self.asked
 
     def on_attached(self, _: object) -> None:

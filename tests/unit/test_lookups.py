@@ -1,18 +1,21 @@
 """What lookups ask by, share, refuse, know and hold, without servers."""
 
+import gc
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
+from relatum import metrics
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import Deadline, within
 from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.keys import KeyDefinition
-from relatum.reading import Message, SharedReader, StreamBounds
+from relatum.reading import Message, ReaderStatistics, SharedReader, StreamBounds
 from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union, still
 from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Matches
@@ -20,6 +23,7 @@ from relatum_consumer.lookups.by_key import sought
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence, Uncovered
 from relatum_consumer.lookups.servers import Servers, SharedRequests
+from relatum_consumer.lookups.telemetry import Lookups
 from tests.support import wait_until
 from tests.support.standstill import in_time
 
@@ -322,3 +326,22 @@ def test_a_key_of_one_part_takes_one_value(values: list[str] | tuple[str, ...]) 
     """A key of one component refuses several values."""
     with pytest.raises(InvalidKeyDefinition):
         KeyDefinition("order_id").canonical_query(values)
+
+
+def test_a_scrape_may_be_what_ends_a_dropped_object() -> None:
+    """The garbage collector may run within any call, also where the counts are read with their lock."""
+
+    class Collecting:
+        def __deepcopy__(self, _: object) -> int:
+            gc.collect()
+            return 1
+
+    owner, lookups = type("Owner", (), {})(), Lookups(1.0, 2, [])
+    metrics.report(lookups, owner=owner)
+    owner.itself = owner
+    del owner
+    connections: Any = replace(ReaderStatistics.of_none(2), opened=Collecting())  # type: ignore[arg-type]
+    scrape = threading.Thread(target=lookups.statistics, args=[connections], daemon=True)
+    scrape.start()
+    scrape.join(30)
+    assert not scrape.is_alive()

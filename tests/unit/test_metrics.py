@@ -124,6 +124,25 @@ def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name
     assert page(name)["done_total"] == 14.0
 
 
+def test_a_component_may_be_dropped_while_its_values_are_counted(name: str) -> None:
+    """The garbage collector may run within any call, also where a histogram has its lock."""
+
+    class Collecting(float):
+        def __radd__(self, other: float) -> float:
+            gc.collect()
+            return other
+
+    owner, thing = type("Owner", (), {})(), Thing()
+    metrics.report(thing, owner=owner, name=name)
+    spent, owner.itself = thing.spent, owner
+    del owner, thing
+    counting = threading.Thread(target=spent.observe, args=[Collecting(1.0)], daemon=True)
+    counting.start()
+    counting.join(30)
+    assert not counting.is_alive()
+    assert spent.observed().count == 1
+
+
 def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], name: str) -> None:
     """A forked child exposes nothing of its parent's components."""
     things[0].done = 2

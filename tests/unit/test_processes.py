@@ -15,6 +15,7 @@ from relatum.common.closing import PeriodicThread, close_when_dropped
 from relatum.common.processes import after_fork, refuse_in_child
 from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, UsedAfterFork
+from relatum.reading import Broker, BrokerAddress
 from tests.support.forking import in_child
 
 
@@ -76,6 +77,30 @@ def test_objects_are_renewed_before_anything_else_runs_in_the_child() -> None:
     del dropped
     assert in_child(lambda: calls + in_child(lambda: list(calls))) == ["kept", "kept", "kept"]
     assert calls == []
+
+
+def test_a_child_asks_for_the_password_by_itself() -> None:
+    """A call that runs during the fork never returns in the child, also if another broker has the same function."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def token() -> str:
+        asked.set()
+        answer.wait()
+        return "token"
+
+    first, second = (BrokerAddress.of(Broker("amqp://nowhere", password=token)) for _ in range(2))
+    assert first.password_function == second.password_function
+    asking = threading.Thread(target=second.secret)
+    asking.start()
+    asked.wait()
+
+    def in_the_child() -> str:
+        answer.set()
+        return second.secret()
+
+    assert in_child(in_the_child) == "token"
+    answer.set()
+    asking.join()
 
 
 def test_a_child_makes_ids_of_its_own() -> None:

@@ -237,6 +237,22 @@ def test_an_adoption_without_a_confirm_is_found_in_front_of_a_later_move(world: 
     assert adoptions == [Adoption("x", 3, "p0", 2)]
 
 
+def test_an_adoption_that_arrives_behind_the_next_fence_is_a_stray(world: _World) -> None:
+    """An unconfirmed adoption arrives, and its context moves on, after the look and before the search that finds it."""
+    publications = started(world)
+    run = begun(world, publications).until("send")
+    world.move("x", "p1")
+    run.until("adopt")
+    world.refuses.append(BrokerUnavailable("is lost"))
+    with pytest.raises(Unsettled):
+        run.end()
+    run = begun(world, publications).until("search")
+    world.move("x", "p2")
+    world.streams["p1"].append(Adoption("x", 2, "p0", 2))
+    run.end()
+    assert world.streams["p2"][1:] == [Adoption("x", 3, "p0", 2), Data("x", Placed(3, publications.name, 3))]
+
+
 @pytest.mark.parametrize("how", ["cancelled", "away", "away and known"])
 def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: str) -> None:
     """A look that began before its confirm brings the new placement to the router, and says nothing of the stray."""

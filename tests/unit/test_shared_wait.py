@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,6 +164,21 @@ def test_pauses_grow_to_a_limit_and_leave_a_slow_server_to_others(table: Table, 
     begun = time.monotonic()
     assert waits.wait(waits.ask(1), in_time(1.5)) is None
     assert len(table.polls) <= 1 + (time.monotonic() - begun) / (3 * table.takes_s)
+
+
+def test_a_process_that_was_suspended_during_a_poll_polls_again_soon(
+    table: Table, waits: SharedWait[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time in which it did not run does not count as a slow server."""
+    suspended_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + suspended_s)
+    monkeypatch.setattr("relatum.common.waiting._shared_wait.time", clock)
+    table.takes_s = 0.5
+    answer = waits.ask(1)
+    wait_until(lambda: table.polls, what="a poll")
+    suspended_s = 600.0
+    wait_until(lambda: len(table.polls) > 1, what="another poll")
+    answer.cancel()
 
 
 def test_a_wait_ends_at_the_calls_deadline_or_when_all_end(table: Table, waits: SharedWait[int, str]) -> None:

@@ -1,8 +1,12 @@
 """Layouts of super streams, the rules that balance over them, what a message is routed by, and affinity handles."""
 
+import gc
+import socket
 import subprocess
 import sys
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pika
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 import relatum
 from relatum import AffinityHandle, SuperStream
 from relatum.contexts import AffinityOptions
-from relatum.errors import ConfigurationError, InvalidInput, NotFound
+from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, NotFound
 from relatum.superstreams import Candidate, Layout, Outgoing, Partition, balance_of, partition_of
 
 
@@ -207,6 +211,16 @@ def test_handles_go_round(partitions: int, handles: int) -> None:
     assert sorted(counts.values()) == sorted([full] * (partitions - rest) * bool(full) + [full + 1] * rest)
 
 
+def test_least_loaded_does_not_count_a_handle_that_was_closed_before_its_first_message() -> None:
+    """A closed handle can still publish, but its partition gets no load that nothing takes away."""
+    super_stream = SuperStream("orders", partitions=2)
+    for _ in range(3):
+        closed = super_stream.affinity(lambda _name, _candidates: 0)
+        closed.close()
+        assert placed(closed) == "orders-0"
+    assert {placed(super_stream.affinity("least_loaded")) for _ in range(2)} == {"orders-0", "orders-1"}
+
+
 def test_least_loaded_counts_open_handles() -> None:
     """A handle that is closed leaves room for the next; closing it twice leaves no more."""
     super_stream = orders()
@@ -219,12 +233,35 @@ def test_least_loaded_counts_open_handles() -> None:
         assert placed(super_stream.affinity("least_loaded")) in {f"orders-{place}" for place in range(3)}
 
 
+def test_a_handle_does_not_wait_for_a_silent_broker() -> None:
+    """Event loops place and close handles, also while a thread queries another broker for its partitions."""
+    super_stream = SuperStream("orders")
+    with ThreadPoolExecutor(2) as threads:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            query = threads.submit(super_stream.layout, f"amqp://127.0.0.1:{silent.getsockname()[1]}")
+            with silent.accept()[0]:
+                threads.submit(super_stream.affinity().close).result(5.0)
+        with pytest.raises(BrokerUnavailable):
+            query.result(60.0)
+
+
 def test_other_rules() -> None:
     """A handle is placed by the hash of its name, by weights, or by a function."""
     layout = Layout.numbered("orders", 3)
     assert placed(orders().affinity("hash", name="hello2")) == layout.route("hello2").stream
     assert placed(orders().affinity("weighted", weights={"orders-0": 0, "orders-2": 0})) == "orders-1"
     assert placed(orders().affinity(lambda _name, candidates: len(candidates) - 1)) == "orders-2"
+
+
+def test_a_function_for_one_set_is_not_kept_for_all() -> None:
+    """A publisher may pass a new function for each set, for weeks."""
+    super_stream, rule = orders(), lambda _name, _candidates: 0
+    kept = weakref.ref(rule)
+    with super_stream.affinity(rule) as handle:
+        placed(handle)
+    del rule, handle
+    gc.collect()
+    assert kept() is None
 
 
 @given(TEXTS, TEXTS)

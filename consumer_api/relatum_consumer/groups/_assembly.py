@@ -238,6 +238,7 @@ class View:
 
     For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `stops` the end of
     the view, exclusive. `gaps` are the retained ranges that are not recorded, and `unrecorded_groups` their members.
+    `evidence` is what the view is based on; None for a view of the table.
     """
 
     servers: Servers
@@ -246,6 +247,7 @@ class View:
     floors: dict[str, int]
     stops: dict[str, int]
     gaps: tuple[Uncovered, ...] = ()
+    evidence: Evidence | None = None
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
     _unrecorded: list[Member] = field(default_factory=list)
 
@@ -344,8 +346,8 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
-    for refused in known.refused:
-        warn_left_out(refused)
+    for left_out in known.unreadable_streams:
+        warn_left_out(left_out)
     view = View(
         catalog.servers,
         key_id,
@@ -353,9 +355,13 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
         {stream: ends.first or 0 for stream, ends in known.ends.items()},
         {stream: ends.end for stream, ends in known.ends.items()},
         tuple(known.uncovered),
+        known,
     )
     if complete:
         view.add_unrecorded(known)
+        for stream in sorted(known.unproven):
+            text = "the stream %r may have more messages: its leader is unreachable, or a batch cannot be unpacked"
+            logger.warning(text, stream)
         return view
     # End each stream where its last recorded range ends.
     for gap in reversed(view.gaps):

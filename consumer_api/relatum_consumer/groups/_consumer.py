@@ -29,6 +29,7 @@ class SharedConsumer:
     """A group consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
 
     consumer_id: int
+    name: str
     names: list[str] | None
     order: GroupOrder
     start_offset: int | None
@@ -59,7 +60,7 @@ ADD: Final = sql(
 
 BY_NAME: Final = sql(
     """
-    SELECT consumer_id, streams, ordering, start_offset, start_us, start_stream_id
+    SELECT consumer_id, name, streams, ordering, start_offset, start_us, start_stream_id
     FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND name = :name::text
     """

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from relatum.common.limits import INTEGER_MAX
+from relatum.errors import NotFound
 from relatum.reading import StreamBounds
 from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
 from relatum.store.database import sql
@@ -223,7 +224,8 @@ def unscanned_ranges(
 def _upsert(where: str) -> str:
     """Return SQL that stores groups' states. It overwrites only the state "open", so states only advance.
 
-    It overwrites any state of a group whose first message was in a stream not among `present` (deleted or earlier).
+    It overwrites any state of a group whose first message was in a stream that was declared again or forgotten since.
+    The table says which: this member's view may be older than a stream in which another member has found the group.
     """
     return f"""
       INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)
@@ -237,7 +239,9 @@ def _upsert(where: str) -> str:
         rank = excluded.rank, first_offset = excluded.first_offset, stream_id = excluded.stream_id,
         state = excluded.state, touched_at = clock_timestamp(), done_at = NULL, holder = NULL, lease_expires_at = NULL,
         given = 0
-      WHERE group_states.state = 'open' OR NOT (group_states.stream_id = ANY (:present::int[]))
+      WHERE group_states.state = 'open' OR NOT EXISTS (
+        SELECT * FROM relatum.streams s WHERE s.stream_id = group_states.stream_id AND s.replaced_at IS NULL
+      )
       RETURNING group_id
     """
 
@@ -254,6 +258,7 @@ STORE_WINDOW: Final = sql(
           WHERE coverage_id = :coverage_id::bigint AND to_offset >= :to_offset::bigint
         )
         AND EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int)
+        AND EXISTS (SELECT * FROM relatum.keys WHERE key_id = :key_id::smallint AND removed_at IS NULL)
       ON CONFLICT (consumer_id, stream_id, from_offset) DO UPDATE SET to_offset = excluded.to_offset
       WHERE group_scans.to_offset = :expected::bigint
       RETURNING to_offset
@@ -265,14 +270,16 @@ STORE_WINDOW: Final = sql(
         AND EXISTS (SELECT * FROM moved)
       RETURNING group_id
     )
-    SELECT count(*) FROM moved
+    SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved
     """
 )
-"""Stores a window as scanned, and the states of its groups. Returns one row: the number of windows stored, 1 or 0.
+"""Stores a window as scanned, and the states of its groups.
+
+Returns one row: the number of windows stored, 1 or 0, and whether the consumer exists.
 
 `moved` is the scanned range with the window: a new one, or the one that ended where the window begins. Nothing is
-written if another member has scanned from `expected` on, or if the coverage's row `coverage_id` no longer contains the
-window, for example after a stream has lost its tail.
+written if another member has scanned from `expected` on, if the coverage's row `coverage_id` no longer contains the
+window, for example after a stream has lost its tail, or if the key was removed.
 """
 
 STORE_STATES: Final = sql(_upsert(""))
@@ -324,14 +331,18 @@ class Scanner:
         self._catalog.servers.rows(STORE_STATES, self._states([group_id]))
 
     def _scan(self, stream: str, unscanned: UnscannedRange) -> bool:
-        """Scan a range, window after window. Returns False if another member was first."""
+        """Scan a range, window after window. Returns False if another member was first; raises `NotFound`."""
         for start in range(unscanned.start, unscanned.stop, SCAN_OFFSETS):
             stop = min(unscanned.stop, start + SCAN_OFFSETS)
             touched = self._view.between(stream, start, stop)
             window = {"from_offset": unscanned.grows, "expected": start, "to_offset": stop}
             source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id}
+            source["key_id"] = self._view.key_id
             states = self._states(row[0] for row in touched)
-            ((stored,),) = self._catalog.servers.rows(STORE_WINDOW, states | window | source)
+            ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, states | window | source)
+            if not exists:
+                name = self._consumer.name
+                raise NotFound(f"the group consumer {name!r} was deleted: start its members again to create it")
             if not stored:
                 return False
         return True
@@ -351,8 +362,7 @@ class Scanner:
                 rows.append((self._rank(first), first.offset, number, state, group.group_id))
         names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
         columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-        parameters = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
-        return columns | parameters | {"outside": outside}
+        return columns | {"consumer_id": self._consumer.consumer_id, "outside": outside}
 
     def _rank(self, first: Member) -> int:
         if self._consumer.names == [first.stream]:

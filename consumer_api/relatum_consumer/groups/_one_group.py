@@ -210,7 +210,8 @@ class OneGroupMethods:
     ) -> list[GroupReport]:
         """Return reports of the groups that are incomplete or contradictory, oldest first.
 
-        The result is definite, unless `complete=False`. A group that retention has begun to drop has the anomaly
+        A report is definite if its `position.is_proven`: otherwise the group may have more messages, for example in a
+        stream that cannot be read. The log names such streams. A group that retention has begun to drop has the anomaly
         `expired`; after its rows were pruned, its first numbers are missing.
 
         Args:
@@ -238,6 +239,11 @@ class OneGroupMethods:
                     is_sound = not found.rows or (found.is_complete and found.flaw is None)
                     if not is_sound and (not times or min(times) < before):
                         reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+            known = view.evidence
+            assert known is not None, "it is a view of the present"
+            known.check_present(self._catalog, names, [view.key_id])
+            is_proven = complete and not (known.unproven or known.unreadable_streams)
+            reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
             return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
     @lookup

@@ -75,7 +75,8 @@ class Lookups:
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
         self._running = 0
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end the owner, and so read the counts, anywhere in any thread.
+        self._lock = threading.RLock()
 
     @contextmanager
     def counted(self, name: str, within_s: float | None) -> Iterator[_NoteResult]:
@@ -101,7 +102,7 @@ class Lookups:
 
     def renew(self) -> None:
         """Reset the number of running lookups in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._running = 0
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:

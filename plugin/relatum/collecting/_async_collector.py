@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -45,20 +45,16 @@ class ApplicationLoop:
         # Raised by a closed loop.
         with suppress(RuntimeError):
             done = asyncio.run_coroutine_threadsafe(called, self._loop)
-        while True:
-            try:
-                return done.result(LOOP_CHECK_S)
-            except CancelledError:
-                raise (Abandoned if self._is_over() else asyncio.CancelledError)() from None
-            except TimeoutError:
-                if done.done():
-                    # The function itself raised `TimeoutError`.
-                    raise
+        while not wait([done], LOOP_CHECK_S).done:
             if self._loop.is_closed():
                 with suppress(RuntimeError):
                     called.close()
                 self._ended()
                 raise Abandoned
+        try:
+            return done.result()
+        except CancelledError:
+            raise (Abandoned if self._is_over() else asyncio.CancelledError)() from None
 
     async def _called(self, function: Callable[..., Awaitable[T]], arguments: Sequence[Any]) -> T:
         task = asyncio.current_task()

@@ -193,6 +193,7 @@ class Collector:
                 "the collector follows streams but has no executor for their messages: register one before the start"
             )
         try:
+            shared.store.reopen()
             self._streams.open()
             names = self._streams.checked()
             shared.member = shared.store.open(shared.workers, shared.lease_s)

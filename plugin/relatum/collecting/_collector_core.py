@@ -161,6 +161,7 @@ class Core:
         self.is_stopping = False
         self._types: dict[str, TypeBulks] = {}
         self._held: dict[MessageId, int] = {}
+        self._unstored: set[MessageId] = set()
 
     # --- types --------------------------------------------------------------------------------------------------------
 
@@ -188,6 +189,7 @@ class Core:
             if self.held_bytes >= self.bytes_max:
                 return Verdict.WAIT
         self._hold(message)
+        self._unstored.add(message.place)
         bulks.expect(message)
         return Verdict.TAKEN
 
@@ -201,6 +203,7 @@ class Core:
         """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
             self._types[message.type].expect(message, -1)
+            self._unstored.discard(message.place)
         self._add_all(messages, now)
 
     def _add_all(self, messages: Sequence[Collected], now: float) -> None:
@@ -332,6 +335,7 @@ class Core:
         """Release admitted messages that could not be stored or need not be consumed here."""
         for message in messages:
             self._types[message.type].expect(message, -1)
+            self._unstored.discard(message.place)
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:
@@ -359,6 +363,10 @@ class Core:
         """The places of messages taken and not settled. Lookups are thread-safe."""
         return self._held
 
+    def is_unstored(self, message: Collected) -> bool:
+        """Whether a message taken at this place is being stored, which may fail."""
+        return message.place in self._unstored
+
     def held_of(self, stream: str) -> list[MessageId]:
         return [place for place in self._held if place.stream == stream]
 
@@ -377,8 +385,8 @@ class Lot:
         """Take messages of a stream in order until one must wait; return how many were taken or passed over."""
         taken = passed_over = 0
         for message in messages:
-            verdict = core.admit(message)
-            if verdict in (Verdict.WAIT, Verdict.REFUSED):
+            # The position must not move over a message of `collect` before that is stored.
+            if core.is_unstored(message) or (verdict := core.admit(message)) in (Verdict.WAIT, Verdict.REFUSED):
                 break
             taken += 1
             if verdict is Verdict.TAKEN:

@@ -19,17 +19,18 @@ from relatum.collecting._following import TAKE_MESSAGES, Following, NamedStreams
 from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
 from relatum.common.ids import MessageId
 from relatum.common.waiting import (
+    LOOK_S,
     ComponentLoop,
     Outages,
     Pauses,
+    RepeatedTask,
     Threads,
-    ended,
     in_thread,
     log_failure,
     may_repeat,
     needs_operator,
 )
-from relatum.errors import Conflict, DatabaseUnavailable, RowRefused, Transient
+from relatum.errors import Conflict, DatabaseUnavailable, RelatumError, RowRefused
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
 
@@ -76,11 +77,13 @@ class CollectorLoop:
         # concurrent calls, since a thread becomes free only a moment after its call has ended.
         self._lease_threads = Threads(3, f"{name}-lease")
         self._store_threads = Threads(2, f"{name}-stores")
+        self._delete_threads = Threads(1, f"{name}-deletes")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._collected = Lot()
         self._lots: set[Lot] = set()  # waiting to be stored, or being stored
         self._store_lock = asyncio.Lock()
+        self._renewal: RepeatedTask | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # --- for any thread -----------------------------------------------------------------------------------------------
@@ -153,10 +156,11 @@ class CollectorLoop:
 
     def begin(self, names: Sequence[str]) -> None:
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
+        self._renewal = self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
         if self.streams.address is not None:
             # Without a broker, this member could not read the bodies of messages taken over.
             self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
+        self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
         if self.following is not None:
             self.following.open(names)
         self.notify()
@@ -167,6 +171,11 @@ class CollectorLoop:
             logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.workers, self.lease_s, threads=self._lease_threads)
             self._wake_streams()
+        return renewal_s(self.lease_s)
+
+    async def _forget(self) -> float:
+        # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
+        await self.loop.ask(self.store.forget, threads=self._delete_threads)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:
@@ -258,7 +267,7 @@ class CollectorLoop:
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
             what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
             if isinstance(error, Abandoned):
-                logger.warning("%s: %s", what, ended(error))
+                logger.warning("%s: the collector was closed before PostgreSQL answered", what)
             else:
                 log_failure(logger, error, what)
             if isinstance(error, Conflict | RowRefused):
@@ -344,14 +353,17 @@ class CollectorLoop:
             lambda: not self.core.is_running, time.monotonic() + (0.0 if self.on_abandon is None else END_S)
         )
         try:
-            await self._until(lambda: not self._lots, time.monotonic() + END_S)
+            # A call ends, and is logged, up to `LOOK_S` after its deadline.
+            await self._until(lambda: not self._lots, time.monotonic() + END_S + 2 * LOOK_S)
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.follower.close())], timeout=END_S)
+            if self._renewal is not None:
+                self._renewal.cancel()
             # `abandon` has given its database calls a deadline.
             await in_thread(self._lease_threads, self.leave)
         finally:
             self.in_time = in_time
-            for threads in (self._lease_threads, self._store_threads):
+            for threads in (self._lease_threads, self._store_threads, self._delete_threads):
                 threads.shutdown()
             for worker in self.workers.values():
                 worker.threads.shutdown()
@@ -361,7 +373,7 @@ class CollectorLoop:
         """End the lease, and close all connections. Blocks."""
         try:
             self.store.close(self.member)
-        except Transient as error:
+        except RelatumError as error:
             # The lease will lapse without this.
             log_failure(logger, error, self.label("leaving") + " could not release its lease", level=logging.INFO)
         self.streams.close()
@@ -371,5 +383,5 @@ class CollectorLoop:
     def joined(self, timeout_s: float) -> None:
         """Wait until the threads have ended, except those of executors. Do not call this from one of them."""
         self.loop.stop(timeout_s)
-        for threads in (self._lease_threads, self._store_threads, self.loop.threads):
+        for threads in (self._lease_threads, self._store_threads, self._delete_threads, self.loop.threads):
             threads.join(timeout_s)

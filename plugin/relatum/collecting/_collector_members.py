@@ -190,7 +190,7 @@ class CollectorMembers:
     def __init__(self, name: str, database: AnyDatabase, vhost: str, keep_s: int | None) -> None:
         self.name = name
         self.ending = Deadline(None)
-        """The deadline of calls that PostgreSQL has not answered; `open` resets it."""
+        """The deadline of calls that PostgreSQL has not answered; `reopen` resets it."""
         self._vhost = vhost
         self._keep_s = keep_s
         # PostgreSQL ends the transactions of a suspended member, which would keep rows locked.
@@ -226,9 +226,13 @@ class CollectorMembers:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
+    def reopen(self) -> None:
+        """Reopen after a start that failed."""
+        self.ending.restart()
+        self._database.reopen()
+
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member with executors for these types; return its id."""
-        self.ending.restart()
         with self._database.transaction() as connection:
             connection.execute(ADD_COLLECTOR, {"of_vhost": self._vhost, "named": self.name, "kept_s": self._keep_s})
             self._collector = self._find(connection)
@@ -240,7 +244,9 @@ class CollectorMembers:
         """End the lease, so that others can take over messages and streams immediately."""
         with self._database.transaction() as connection:
             connection.execute(LEAVE, {"id": member})
-            connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
+            # Skips this member while the server still runs a transaction of it, whose messages are not visible yet.
+            lapsed = list(connection.scalars(LOCK_LAPSED, self._values(of_member=0)))
+            connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

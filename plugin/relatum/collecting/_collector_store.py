@@ -18,7 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._bulk import BACKOFF_MAX_S, REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD,
@@ -163,13 +163,12 @@ class CollectorStore(CollectorMembers):
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one, then delete messages that were finished more than `keep_s` ago.
+        """Extend the lease, even a lapsed one; return False if another member took over and removed this one."""
+        return bool(self._database.rows(RENEW, {"id": member}))
 
-        Returns False if another member has taken over all messages and removed this one.
-        """
-        has_renewed = bool(self._database.rows(RENEW, {"id": member}))
+    def forget(self) -> None:
+        """Delete messages that were finished more than `keep_s` ago."""
         forget_finished(self._database.engine, self._collector)
-        return has_renewed
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -331,7 +330,8 @@ class CollectorStore(CollectorMembers):
                     left.append(place)
                 else:
                     message = Collected(place, message_id, type_, size, None, attempts, collected_at)
-                    found.append((message, due_in_s or 0.0))
+                    # No retry waits longer, unless the server's clock was set back.
+                    found.append((message, min(due_in_s or 0.0, BACKOFF_MAX_S)))
             for each in self._by_stream(member, left):
                 connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0

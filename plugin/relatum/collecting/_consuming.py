@@ -32,7 +32,10 @@ from relatum.errors import (
     NotFound,
     OffsetExpired,
     OffsetNotFound,
+    PublishRejected,
     RelatumError,
+    TlsRefused,
+    Transient,
 )
 from relatum.otel import Description, Part, Span
 from relatum.outcomes import OutcomeStatus
@@ -267,7 +270,8 @@ class BulkConsumer:
                 # Another member has taken over some messages: repeat without them.
                 owned = end.stored.places
                 bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in owned))
-            except DatabaseUnavailable:
+            except (Transient, AccessRefused, PublishRejected, TlsRefused):
+                # PostgreSQL or the dead-letter stream is unavailable, which is no failure of the messages.
                 raise
             except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
                 return self._results(bulk, None, error), None

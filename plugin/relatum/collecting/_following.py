@@ -17,18 +17,20 @@ from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import Pauses, ended
 from relatum.errors import (
     AccessRefused,
+    BrokerUnavailable,
     ConfigurationError,
     Conflict,
     InvalidInput,
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
+    ReadTimeout,
     StreamNotFound,
     Transient,
 )
 from relatum.own_messages import DeadLetters
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known
-from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower
+from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, refuses_login
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
@@ -127,6 +129,7 @@ class Following:
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._on_event)
         self.streams: dict[str, CollectedStream] = {}
+        self.is_cut_off = False  # whether the broker is unreachable from here, or refuses the login
 
     def open(self, names: Iterable[str]) -> None:
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
@@ -144,11 +147,6 @@ class Following:
     def is_following(self) -> bool:
         return not all(stream.task.done() for stream in self.streams.values())
 
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether the broker is unreachable from here, or refuses the login, for all streams."""
-        return bool(self.streams) and all(stream.is_cut_off for stream in self.streams.values())
-
     def wake(self) -> None:
         """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
@@ -156,6 +154,8 @@ class Following:
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
+        if event.stream is None or isinstance(event, Attached):
+            self.is_cut_off = event.stream is None
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
 
@@ -163,6 +163,10 @@ class Following:
         """Wake the streams that no other member follows any more."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.core.is_stopping:
+            if self.is_cut_off:
+                # Streams that other members follow do not show whether the broker is back.
+                error = await self.follower.missing_error(next(iter(self.streams)))
+                self.is_cut_off &= isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error)
             held = await shared.loop.ask(shared.store.held, shared.member)
             for stream in self.streams.values():
                 if stream.name not in held:
@@ -180,10 +184,7 @@ class CollectedStream:
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
-        self.is_standing_by = False
-        """Whether another member follows the stream, as far as this one knows."""
-        self.is_cut_off = False
-        """Whether no stream can be read, since the broker is unreachable, or refuses the login."""
+        self.is_standing_by = False  # whether another member follows the stream, as far as this one knows
         self.is_attached = False
         """Whether this member reads the stream, and has recognised it as the one collected before."""
         self._following = following
@@ -234,7 +235,7 @@ class CollectedStream:
         followed = await shared.loop.ask(self._begin, member)
         if followed is None:
             shared.outages.over(self._label)
-            self.is_standing_by, self.is_cut_off = True, False
+            self.is_standing_by = True
             while self.is_standing_by and not shared.core.is_stopping:
                 await self._wait()
             return 0.0
@@ -292,7 +293,7 @@ class CollectedStream:
                 event = self._events.popleft()
                 if isinstance(event, Attached) and not self.is_attached:
                     # Only the first time: connections may be replaced during the reading.
-                    self.is_attached, self.is_cut_off = True, False
+                    self.is_attached = True
                     self._shared.outages.over(self._label)
                     text = "collector %r: following stream %r from offset %d"
                     logger.info(text, self._shared.store.name, self.name, self._next_offset)
@@ -305,7 +306,6 @@ class CollectedStream:
                     self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
                 elif isinstance(event, Failed):
                     # Another member may be able to read the stream.
-                    self.is_cut_off = event.stream is None
                     raise event.error
             return False
         finally:

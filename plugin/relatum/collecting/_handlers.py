@@ -53,7 +53,7 @@ class Handlers:
                 call_handler(handler, outcome, caught=BaseException)
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Like `notify`, but awaits handlers in the running loop. `SystemExit` and a cancellation propagate."""
+        """Like `notify`, but awaits handlers in the running loop. Exits and a cancellation propagate."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -62,7 +62,9 @@ class Handlers:
                     answer = handler(outcome)
                     if isawaitable(answer):
                         await answer
-                except (Exception, asyncio.CancelledError) as error:
+                except (SystemExit, KeyboardInterrupt, GeneratorExit):
+                    raise
+                except BaseException as error:
                     if isinstance(error, asyncio.CancelledError) and task.cancelling():
                         raise
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})

@@ -20,7 +20,7 @@ from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.own_messages import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamBounds, StreamReader, bounds_of_known
 
 
 def scan(
@@ -54,6 +54,20 @@ def scan(
         )
 
 
+def leaders_bounds(reader: StreamReader, stream: str) -> StreamBounds:
+    """Return a stream's bounds by its leader's word. Use this before you discard messages, or what concerns them.
+
+    Raises:
+        StreamUnavailable: The leader is unreachable, or returns no message at present.
+    """
+    bounds = bounds_of_known(reader, stream)
+    if not bounds.is_proven:
+        raise StreamUnavailable(
+            f"the leader of {stream!r} is unreachable, so the stream's end is unknown: try again later", stream=stream
+        )
+    return bounds
+
+
 class ControlStreams(Closing):
     """Publishes fences, markers and adoptions to partitions, and finds fences, markers and strays. Thread-safe.
 
@@ -78,6 +92,10 @@ class ControlStreams(Closing):
     def end_of(self, stream: str) -> int:
         """Return the offset after a stream's last message, 0 if it is empty. No later message has a lower offset."""
         return self.reader().bounds(stream).end
+
+    def proven_end_of(self, stream: str) -> int:
+        """Return the offset after a stream's last confirmed message; see `leaders_bounds`."""
+        return leaders_bounds(self.reader(), stream).end
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
         """Return the offset of the first fence or marker with the move and epoch of `control`; None: there is none."""

@@ -260,8 +260,12 @@ class Publications:
 
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Make a message valid, in its partition or by an adoption in another one. Call this after a refresh."""
-        if sent.is_doubtful and not self._is_there(sent):
-            sent = self._adopt(sent, None, deadline)
+        if sent.is_doubtful:
+            if self._is_there(sent):
+                # It may have arrived after the last refresh, behind the fence of a later move.
+                self._look(deadline, must=True)
+            else:
+                sent = self._adopt(sent, None, deadline)
         while (at := self._stray(sent)) is not None:
             sent = self._adopt(sent, at, deadline)
         self.unchecked.remove(sent)

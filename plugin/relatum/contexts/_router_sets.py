@@ -23,7 +23,7 @@ from relatum.contexts._placements import check_name
 from relatum.contexts._publication import POLL_S
 from relatum.contexts._router_core import RouterCore
 from relatum.contexts._super_stream_rows import IDLE_S_MIN, USE_REPORT_S
-from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError, Transient
+from relatum.errors import ContextMoving, InvalidInput, NotFound, PredecessorNotFound, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum.store.catalog import key_definitions
@@ -282,9 +282,9 @@ class SetLifecycle:
             raise next(iter(failures.values()))
         return is_done
 
-    def _settle_unchecked(self) -> dict[str, Transient]:
+    def _settle_unchecked(self) -> dict[str, RelatumError]:
         """Make earlier messages valid: no later check includes a set that has ended. Return the errors of sets."""
-        unchecked, failures = self._core.publications.unchecked, dict[str, Transient]()
+        unchecked, failures = self._core.publications.unchecked, dict[str, RelatumError]()
         if not len(unchecked):
             return failures
         mark = unchecked.mark()
@@ -294,7 +294,7 @@ class SetLifecycle:
             if unchecked.of(name, mark):
                 try:
                     self._settle(name)
-                except Transient as error:
+                except RelatumError as error:
                     failures[name] = error
         return failures
 

@@ -100,7 +100,7 @@ class Member:
         if self.stopping.is_set():
             self._begin()
         self.stopping.clear()
-        self.store.ending.restart()
+        self.store.reopen()
         try:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)

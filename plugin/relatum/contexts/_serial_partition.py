@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from relatum.common.waiting import Pauses, backoff
+from relatum.contexts._control_streams import leaders_bounds
 from relatum.contexts._move_store import lost_controls
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
@@ -32,7 +33,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamReader, bounds_of_known
+from relatum.reading import Message, StreamReader
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.store.settling import CommitInDoubt
 
@@ -343,7 +344,7 @@ class Partition:
         assert opened is not None, "events follow the opening"
         assert opened.known_by is not None, "only a stream that was read before can be replaced"
         reader = self.member.follower.reader()
-        bounds = bounds_of_known(reader, self.stream)
+        bounds = leaders_bounds(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
         at = None if last_ms is None or bounds.last is None else self._first_recent_offset(reader, last_ms)
         if at is None:
@@ -378,13 +379,15 @@ class Partition:
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
-        """Read the message that an adoption names. None: retention has dropped it, or its stream was deleted.
+        """Read the message that an adoption names. None: it was dropped by retention, or deleted with its stream.
 
         The message was confirmed before its adoption. If it is not visible, the replica lags: the read is retried until
         the stream's leader reports that it has no such message, because the stream was declared again.
         """
         try:
-            return self.member.follower.reader().read(adoption.stream, adoption.offset)
+            found = self.member.follower.reader().read(adoption.stream, adoption.offset)
+            if found.headers.get(self.member.header or "") == adoption.context:
+                return found
         except (OffsetExpired, StreamNotFound):
             pass
         except OffsetNotFound as error:

@@ -215,6 +215,12 @@ class ConsumerStore:
     def _own_row(self, partition_id: int) -> dict[str, Any]:
         return {**self.me, "partition_id": partition_id}
 
+    def reopen(self) -> None:
+        """Reopen after a start that failed."""
+        self.ending.restart()
+        self.database.reopen()
+        self._leases.reopen()
+
     def dispose(self) -> None:
         self.database.close()
         self._leases.close()

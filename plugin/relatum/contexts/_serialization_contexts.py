@@ -325,6 +325,8 @@ class SerializationContexts(Closing):
             StreamNotFound: the super stream has no such partition.
             PartitionInUse: the partition has contexts, is part of a move, or is the last one; nothing was changed. Or
                 consumers did not finish in time: the partition is retired, but not deleted. Call `retire` again.
+            StreamUnavailable: with `delete`, a partition's leader does not tell its end; not deleted. Call `retire`
+                again.
         """
         checked_name("partition", partition)
         checked_seconds("timeout_s", timeout_s)

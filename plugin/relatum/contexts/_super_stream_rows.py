@@ -280,11 +280,12 @@ def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: 
 
     Raises:
         PartitionInUse: a consumer did not finish in time.
+        StreamUnavailable: the leader of a partition does not tell its end.
     """
     rows, ends = store.partitions(), dict[int, int]()
     for row in rows:
         with suppress(StreamNotFound):  # The partition was retired and deleted before.
-            ends[row.partition_id] = streams.end_of(row.stream)
+            ends[row.partition_id] = streams.proven_end_of(row.stream)
     parameters = {
         "super_stream_id": store.super_stream_id,
         "partition_ids": list(ends),

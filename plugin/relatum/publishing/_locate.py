@@ -129,13 +129,14 @@ class SentMessage:
 class PlaceSearch:
     """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
-    `ends`: the last offsets of the possible streams after the confirm; empty if the streams are known exactly.
+    `ends`: the offsets after the last messages of the possible streams, queried after the confirm; infinity if a stream
+    cannot be read now. Empty if the streams are known exactly.
     `recorded_to`: how far those streams were recorded before the last query of the places.
     """
 
     sent: SentMessage
     where: Destinations
-    ends: dict[str, int]
+    ends: dict[str, float]
     deadline: float
     places: set[MessageId] = field(default_factory=set)
     recorded_to: dict[str, float] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class PlaceSearch:
             return not self.missing
         if not self.places or len(self.missing) > _AWAITED_STREAMS_MAX:
             return bool(self.places)
-        return all(self.recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in self.missing)
+        return all(self.recorded_to.get(name, 0) >= end for name, end in self.ends.items() if name in self.missing)
 
 
 class Locator:
@@ -194,9 +195,9 @@ class Locator:
 
     # --- the broker: which streams may contain a message ----------------------------------------------------------
 
-    def destinations_and_ends(self, sent: SentMessage, timeout_s: float) -> tuple[Destinations, dict[str, int]]:
-        """Return the streams that may contain a confirmed message and, if not exact, their last offsets (-1: empty)."""
-        where, ends = Destinations(self._configured_streams, is_exact=False), dict[str, int]()
+    def destinations_and_ends(self, sent: SentMessage, timeout_s: float) -> tuple[Destinations, dict[str, float]]:
+        """Return the streams that may contain a confirmed message and, if not exact, the ends of those that exist."""
+        where, ends = Destinations(self._configured_streams, is_exact=False), dict[str, float]()
         with within(max(LEAST_S, timeout_s)):
             with suppress(Transient, NotFound):
                 where = self.destinations(sent)
@@ -210,10 +211,15 @@ class Locator:
             if not where.is_exact and len(where.streams) <= _AWAITED_STREAMS_MAX:
                 with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
                     for stream in where.streams:
-                        with suppress(NotFound, AccessRefused):
+                        try:
                             bounds = reader.bounds(stream)
+                        except Transient:
+                            ends[stream] = math.inf
+                        except (NotFound, AccessRefused):
+                            pass
+                        else:
                             if not bounds.is_silence:
-                                ends[stream] = bounds.end - 1
+                                ends[stream] = bounds.end
         return where, ends
 
     def destinations(self, sent: SentMessage) -> Destinations:
@@ -242,7 +248,9 @@ class Locator:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bindings) >= _EXCHANGES_MAX:
                 self._bindings.clear()
-            self._bindings[exchange] = now, bound
+            if bound:
+                # Without this condition, an answer of a starting broker would hold for a minute.
+                self._bindings[exchange] = now, bound
             if not (bound or self._configured_streams):
                 self._warn_once(
                     "the streams that exchange %r routes to are unknown, so receipts may be incomplete: name them "

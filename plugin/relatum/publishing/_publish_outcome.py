@@ -217,7 +217,7 @@ class _Settlement:
         self._sent, self._locator, self._final_at = unsettled.sent, unsettled.locator, unsettled.final_at
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         streams = checked_names("streams", streams)
-        self._deadline = now + timeout_s
+        self._began, self._deadline = now, now + timeout_s
         self._again = again
         self._searches = {name: _StreamSearch(self._sent, name) for name in streams}
         self._is_exact = bool(streams)
@@ -240,10 +240,8 @@ class _Settlement:
             if not self._searches:
                 where = self._locator.destinations(self._sent)
                 if not where.streams:
-                    raise ConfigurationError(
-                        f"the streams that exchange {self._sent.exchange!r} routes to are unknown: name them in "
-                        "settle(streams=…) or intercept(…, streams=[…])"
-                    )
+                    # Handled below: a starting broker may not have restored its bindings yet.
+                    raise NotFound(f"no stream is bound to exchange {self._sent.exchange!r}")  # noqa: TRY301
                 self._searches = {name: _StreamSearch(self._sent, name) for name in where.streams}
                 self._is_exact = where.is_exact
             with self._locator.reader() as reader:
@@ -264,7 +262,9 @@ class _Settlement:
             raise PublishRejected(
                 f"message {self._sent.message_id} is in no stream and can no longer arrive: publish it again"
             )
-        if time.monotonic() >= self._deadline:
+        # An exchange without streams is hopeless long before the broker closes a lost connection.
+        is_hopeless = isinstance(failure, NotFound) and not searches and time.monotonic() >= self._began + WAIT_S
+        if is_hopeless or time.monotonic() >= self._deadline:
             # If the broker answered the previous search, a timeout of the last search does not make it unavailable.
             was_cut_short = self._has_broker_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
@@ -342,9 +342,11 @@ class _StreamSearch:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:
             return f"the stream {self._stream!r} was not read to its end; settle the message again"
-        if bounds.first and self._begin is not None:
-            first_ms = _chunk_ms(reader, self._stream, "first")
-            if first_ms is None or first_ms > self._begin.timestamp() * 1000:
+        if self._begin is not None:
+            # Read again: retention may have dropped messages since.
+            first = _chunk(reader, self._stream, "first")
+            is_later = first is None or (first.chunk_ms or 0) > self._begin.timestamp() * 1000
+            if is_later and (first is None or first.first_offset):
                 return f"retention has dropped messages of that time from {self._stream!r}, which may have had it"
         return ""
 
@@ -356,22 +358,21 @@ def begin_of(reader: StreamReader, stream: str, sent: SentMessage) -> datetime |
     least that time minus the time elapsed since. The bound holds for any difference between the clocks of client and
     broker, and regardless of when the failure was detected. A sleep of this machine counts only by its wall clock.
     """
-    latest_ms = _chunk_ms(reader, stream, "last")
-    if latest_ms is None:
+    latest = _chunk(reader, stream, "last")
+    if latest is None:
         return None
     elapsed_s = max(time.monotonic() - sent.monotonic_s, time.time() - sent.sent_at.timestamp())
     elapsed = timedelta(seconds=elapsed_s)
-    begin = min(sent.sent_at, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
+    begin = min(sent.sent_at, datetime.fromtimestamp((latest.chunk_ms or 0) / 1000, UTC) - elapsed)
     return begin - timedelta(seconds=CLOCK_SKEW_S)
 
 
-def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
-    """Return when the first or last chunk was written; None if the stream is empty."""
+def _chunk(reader: StreamReader, stream: str, which: Any) -> RecordBatch | None:
+    """Return the beginning of the first or last chunk; None if the stream is empty."""
     batches = reader.batches(stream, which, follow=False, credit=1)
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:
             if batch is None:
                 raise ReadTimeout(f"stream {stream!r} delivered no messages in time, although it has some")
-            chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
-            return chunk_ms
+            return cast("RecordBatch", batch)
     return None

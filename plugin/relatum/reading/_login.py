@@ -22,7 +22,6 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
 from relatum.common.checks import checked_text, seconds_text, shown
-from relatum.common.processes import after_fork
 from relatum.common.waiting import Threads, left_s
 from relatum.errors import BrokerUnavailable, ConfigurationError
 
@@ -228,16 +227,15 @@ class PasswordFunction:
         self._function = function
         self._threads = Threads(1, "relatum-password")
         self._call: Future[Any] | None = None
-        after_fork(self, PasswordFunction._renew)
-
-    def _renew(self) -> None:
-        self._call = None
+        self._process = os.getpid()
 
     def __call__(self) -> str:
         """Return the function's result, from a new call or from one that is still running."""
-        call = self._call
-        if call is None or call.done():
-            call = self._call = self._threads.submit(self._function)
+        call, process = self._call, os.getpid()
+        # A parent's call never ends in a forked child. `after_fork` would keep only one of several equal objects.
+        if call is None or call.done() or self._process != process:
+            call, self._process = self._threads.submit(self._function), process
+            self._call = call
         wait_s = left_s(PASSWORD_S)
         if not wait([call], wait_s).done:
             raise BrokerUnavailable(f"The broker's password function did not return within {seconds_text(wait_s)}.")

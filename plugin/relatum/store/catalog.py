@@ -59,6 +59,9 @@ _ADD_KEYS: Final = sql("""
     INSERT INTO relatum.keys (name, sources, type, masked)
     VALUES (:name::text, :sources::text[], :type::text, :masked::boolean)""")
 
+# Rows of an earlier definition do not count, so consumers must scan all groups again, also behind their positions.
+_SCAN_AGAIN: Final = sql("DELETE FROM relatum.group_scans WHERE :key::text = 'message_group'")
+
 _OF_KEY: Final = "WHERE name = :key::text AND removed_at IS NULL"
 
 _SET_NAMES: Final = sql(f"""
@@ -170,6 +173,7 @@ def _write_keys(
         (_ADD_KEYS, rows),
         (_SET_NAMES, [{"key": key.name, "names": key.names} for key in changed if key.names]),
         (_MASK, [{"key": key.name, "masked": True} for key in changed if key.masked]),
+        (_SCAN_AGAIN, [{"key": key.name} for key in missing]),
     ):
         if parameters:
             connection.execute(statement, parameters)

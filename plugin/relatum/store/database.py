@@ -255,6 +255,12 @@ class Database:
         if self._shared is None:
             self.pool.close()
 
+    def reopen(self) -> None:
+        """Reopen after `close`: otherwise, each statement would open a connection."""
+        self._is_closed = False
+        if self._shared is None:
+            self.pool.reopen()
+
 
 AnyDatabase: TypeAlias = str | sa.URL | Database
 """The type of `database=`: PostgreSQL's URL, or a `Database`, whose connections are shared."""

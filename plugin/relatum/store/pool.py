@@ -220,6 +220,10 @@ class Pool:
         self._is_closed = True
         self.forget(self._generation)
 
+    def reopen(self) -> None:
+        """Keep returned connections again after `close`."""
+        self._is_closed = False
+
     def forget(self, generation: int) -> None:
         """Close all connections of a generation: idle ones now, the others when they are returned."""
         with self._lock:

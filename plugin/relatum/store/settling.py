@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from relatum.common.uuid7 import uuid7
 from relatum.common.waiting import backoff, within
-from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError
 from relatum.store.connection import idle_limit, patient
 from relatum.store.database import ONCE_STATEMENT_S, sql
 from relatum.store.translation import translated_errors
@@ -145,7 +145,7 @@ class Tokens:
         except CommitInDoubt as error:
             try:
                 was_committed = settle(engine, token, within_s=within_s, stop=stop)
-            except DatabaseUnavailable:
+            except RelatumError:
                 raise error from error.__cause__
             if not was_committed:
                 message = f"the connection to PostgreSQL was lost during the commit; nothing was committed{what}"
@@ -196,15 +196,16 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
 def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
     """Return whether the step that wrote a token was committed. If False, it can no longer be committed.
 
-    Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open. Raises
-    `DatabaseUnavailable` if that lasts for `within_s` (0: query once), or until `stop` is set.
+    Blocks, and retries while PostgreSQL is unavailable or suspended, refuses the login, or the step's transaction is
+    open. Raises the error if that lasts for `within_s` (0: query once), or until `stop` is set.
     """
     stop = stop or threading.Event()
     until, pauses = time.monotonic() + within_s, backoff()
     while True:
         try:
             return _settle_once(engine, token)
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, AccessRefused, ConfigurationError):
+            # A server that is failing over, or its pooler, may also refuse logins for a moment.
             if time.monotonic() >= until or stop.is_set():
                 raise
         stop.wait(min(next(pauses), max(0.0, until - time.monotonic())))

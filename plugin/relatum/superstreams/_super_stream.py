@@ -78,17 +78,18 @@ class SuperStream(Target):
         self.route_by = route_by
         self._broker = broker
         self._fixed_layout = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
-        self._rules: dict[BalanceName | Balance, Balance] = {}
+        self._rules: dict[BalanceName, Balance] = {}
         self._open_handles: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._layout_lock = threading.Lock()
         self._threads = Threads(1, "relatum-layout")
         self._layouts: dict[tuple[str, int | None, str], Layout] = {}
         self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
         after_fork(self, SuperStream._renew)
 
     def _renew(self) -> None:
-        """Replace lock and rules in a forked child. Layouts and counts of open handles are kept."""
-        self._lock = threading.Lock()
+        """Replace locks and rules in a forked child. Layouts and counts of open handles are kept."""
+        self._lock, self._layout_lock = threading.Lock(), threading.Lock()
         self._rules = {}
 
     def __repr__(self) -> str:
@@ -113,8 +114,9 @@ class SuperStream(Target):
         source = self._broker or connection
         address = address_of(source)
         key = address.host, address.amqp_port or address.stream_port, address.vhost
-        # One thread queries while the others wait, so that threads that start together cause one query.
-        with self._lock:
+        # One thread queries while the others wait, so that threads that start together cause one query. Handles have
+        # another lock: they take it in event loops, too.
+        with self._layout_lock:
             if key not in self._layouts:
                 self._layouts[key] = describe_super_stream(source, self.name)
             layout = self._layouts[key]
@@ -139,7 +141,7 @@ class SuperStream(Target):
 
     def refresh(self) -> None:
         """Query the broker again at the next publish, unless `partitions` was given. Call this if they change."""
-        with self._lock:
+        with self._layout_lock:
             self._layouts.clear()
             self._by_connection = WeakKeyDictionary()
 
@@ -254,6 +256,7 @@ class AffinityHandle(Target, Closing):
         self._weights = {} if weights is None else checked_weights("weights", weights)
         self._partition = partition
         self._counted: Partition | None = None
+        self._is_closed = False
 
     def __repr__(self) -> str:
         where = "not placed yet" if self._partition is None else self._partition.stream
@@ -309,6 +312,7 @@ class AffinityHandle(Target, Closing):
         """Stop counting this handle as open for "least_loaded". You can still publish with it. Idempotent."""
         owner = self._super_stream
         with owner._lock:
+            self._is_closed = True
             counted, self._counted = self._counted, None
             if counted is not None:
                 owner._open_handles[counted.stream] -= 1
@@ -318,11 +322,16 @@ class AffinityHandle(Target, Closing):
         owner, weights = self._super_stream, self._weights
         with owner._lock:
             if self._partition is None:
-                rule = owner._rules.setdefault(self._balance, balance_of(self._balance))
+                # A caller may pass another function for each set: these are not kept.
+                rule = balance_of(self._balance)
+                if isinstance(self._balance, str):
+                    rule = owner._rules.setdefault(self._balance, rule)
                 candidates = [
                     Candidate(each.stream, weights.get(each.stream, 1.0), owner._open_handles[each.stream])
                     for each in layout
                 ]
-                self._counted = self._partition = layout.partitions[rule(self._name, candidates)]
-                owner._open_handles[self._partition.stream] += 1
+                self._partition = layout.partitions[rule(self._name, candidates)]
+                if not self._is_closed:
+                    self._counted = self._partition
+                    owner._open_handles[self._partition.stream] += 1
             return self._partition

@@ -113,12 +113,17 @@ class Connections:
         if connection is not None and connection.subscriptions.grant(subscription):
             self._flush_soon(connection)
 
-    async def other_node(self, stream: str) -> NodeAddress:
+    async def other_node(self, stream: str, tried: NodeAddress | None) -> NodeAddress:
+        """Return the next reachable node that has a stream. `tried`: The last one that was tried; None: the home node.
+
+        The leader comes last. Raises `StreamNotHere` after it.
+        """
         if not self._home.connections:
             raise Interrupted
         own = self._home.connections[0].session.own_node
         places, now = await self._nodes_of(stream), time.monotonic()
-        for node in other_nodes(places, own):
+        nodes = other_nodes(places, own)
+        for node in nodes[nodes.index(tried) + 1 if tried in nodes else 0 :]:
             if self._node(node).unreachable_until <= now:
                 return node
         message = f"No reachable node has a replica of the stream {stream!r}."

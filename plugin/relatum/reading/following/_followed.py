@@ -11,13 +11,14 @@ Chunks that arrive before the answer are queued.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.common.waiting import Pauses, may_repeat
-from relatum.errors import StreamNotFound, StreamNotHere, StreamUnavailable
+from relatum.errors import ChunkCorrupt, StreamNotFound, StreamNotHere, StreamUnavailable
 from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
 from relatum.reading.following._connection import Interrupted, Subscription
 from relatum.reading.following._connections import SETTLED_S
@@ -26,6 +27,8 @@ from relatum.wire.chunk import Chunk
 
 if TYPE_CHECKING:
     from relatum.reading.following._follower import StreamFollower
+
+logger = logging.getLogger("relatum.follower")
 
 RECORD_KEPT_BYTES: Final = 4 << 10
 """Maximum bytes of a last record that is kept to identify the stream. Of a larger record, only a checksum is kept."""
@@ -102,10 +105,14 @@ class Followed:
                 await self._next_item()
             finally:
                 self._inbox.clear()
-        except StreamNotHere:
-            if self.node is not None:
-                raise
-            self.node = await self._follower.connections.other_node(self.stream)
+        except (StreamNotHere, ChunkCorrupt) as refused:
+            # Each node has its own files: another one may have what this one lacks or has damaged.
+            try:
+                self.node = await self._follower.connections.other_node(self.stream, self.node)
+            except StreamNotHere as none_left:
+                raise (refused if isinstance(refused, ChunkCorrupt) else none_left) from None
+            if isinstance(refused, ChunkCorrupt):
+                logger.warning("reading stream %r from another node: %s", self.stream, refused)
         except StreamNotFound as missing:
             if error := await self._follower.missing_error(self.stream):
                 raise error from missing
