@@ -14,7 +14,7 @@ import pytest
 
 from relatum import Broker
 from relatum.common.waiting import Outages, Server
-from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
+from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, StreamUnavailable, UsedAfterFork
 from relatum.reading import Position, StreamReader, position_of
 from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.wire.frames import Start
@@ -254,6 +254,15 @@ def test_what_only_another_replica_has_dropped_is_read_from_the_leader() -> None
         owner.follow("orders", start=3)
         owner.wait_event("orders", Records)
         assert owner.offsets("orders") == list(range(3, 101))
+
+
+def test_what_a_replica_has_dropped_is_no_hole_while_its_leader_is_unreachable() -> None:
+    """Each node applies retention on its own: only the leader shows what the stream has lost."""
+    with OneChunk(100, 1, leader_port=1) as node, Owner(url_of(node), **QUICK) as owner:
+        owner.follow("orders", start=3)
+        wait_until(lambda: owner.of("orders", Failed) or owner.of("orders", Hole), what="an answer")
+        assert owner.kinds("orders") == [Failed]
+        assert isinstance(owner.of("orders", Failed)[0].error, StreamUnavailable)
 
 
 def test_what_several_replicas_have_dropped_is_read_from_the_leader() -> None:

@@ -11,15 +11,16 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.common.limits import INTEGER_MAX
-from relatum.errors import CoverageConflict
+from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.reading import StreamReader
 from relatum.recording import forget, upkeep
 from relatum.recording.backfilling import plan_backfill
 from relatum.recording.filler import Filler
 from relatum.recording.ranges import Segment, lock_ranges
 from relatum.recording.tails import skip_hole
-from relatum.store.catalog import add_keys, lock_stream, streams_named
-from relatum.store.coverage import add_ranges, close_tails, tail_of
+from relatum.store.catalog import add_keys, ensure_stream, lock_stream, streams_named
+from relatum.store.coverage import TIME, add_ranges, close_tails, coverage_of, new_tail, tail_of
+from tests.contract._node import OneChunk
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as
 from tests.support.place import Place
@@ -193,6 +194,21 @@ def test_a_scan_that_a_lagging_node_ends_early_covers_nothing_unread(
 
     monkeypatch.setattr(StreamReader, "batches", lagging)
     assert place.backfill().rows == len(place.rows()) == 10
+
+
+def test_only_the_leader_is_read_for_a_back_fill(engine: sa.Engine) -> None:
+    """Another node may have dropped messages that the leader has: while it is unreachable, nothing is covered."""
+    with engine.begin() as connection:
+        stream = ensure_stream(connection, "/", "orders")
+        add_ranges(connection, [new_tail(stream.stream_id, 101, (), with_time=True)])
+    with (
+        OneChunk(100, 1, leader_port=1) as node,
+        StreamReader.open(f"rabbitmq-stream://u:p@127.0.0.1:{node.port}", timeout_s=2) as reader,
+        pytest.raises(StreamUnavailable),
+    ):
+        Filler(engine, reader, stream, ()).complete(Segment(0, 101, frozenset({TIME})))
+    with engine.connect() as connection:
+        assert [row.kind for row in coverage_of(connection, [stream.stream_id]) if not row.is_tail] == []
 
 
 @pytest.mark.differs

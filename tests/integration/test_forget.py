@@ -14,8 +14,8 @@ from relatum.errors import CoverageConflict, DataError, NothingRecorded, StreamI
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
 from relatum.reading import Position
-from relatum.recording import backfill, forget, prune, pruning, set_record_time, status
-from relatum.store.catalog import add_keys, current_stream, lock_stream
+from relatum.recording import backfill, forget, prune, pruning, set_record_time, status, tails
+from relatum.store.catalog import add_keys, current_stream, lock_stream, streams_named
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -216,6 +216,23 @@ def test_what_a_recorder_is_committing_is_deleted(place: Place) -> None:
             forgetting = pool.submit(forget, place.database, [place.stream])
             somebody_waits(place.database)
         forgetting.result(60)
+    assert rows_by_table(place) == {}
+
+
+def test_what_is_being_forgotten_is_not_opened(place: Place) -> None:
+    """A recorder that opens a missing stream waits for its `forget`, and then leaves it as forgotten."""
+    fill(place)
+    with place.engine.begin() as connection:
+        rows = streams_named(connection, "/", [place.stream])
+    place.sql("UPDATE relatum.streams SET state = 'missing'")
+    with ThreadPoolExecutor(1) as pool:
+        with place.engine.begin() as connection:
+            forgotten = "UPDATE relatum.streams SET state = 'forgotten', replaced_at = now()"
+            connection.execute(sa.text(forgotten))
+            opening = pool.submit(tails.open_streams, place.engine, rows)
+            somebody_waits(place.database)
+        assert opening.result(60) == []
+    forget(place.database, [place.stream])
     assert rows_by_table(place) == {}
 
 

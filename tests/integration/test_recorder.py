@@ -17,7 +17,7 @@ from relatum import metrics
 from relatum.errors import ConfigurationError, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
-from relatum.recording import Recorder, prune, set_record_time, status
+from relatum.recording import Recorder, prune, ranges, set_record_time, status, upkeep
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.recording.tails import is_same, open_streams
 from relatum.store.catalog import add_keys, ensure_stream, remove_key, streams_named
@@ -234,6 +234,46 @@ def test_what_retention_had_dropped_before_recording_began_is_no_gap(fleeting: P
     assert (seen.first or 0) > 0
     assert (seen.gaps, seen.holes, seen.events) == ([], [], [])
     assert fleeting.sql("SELECT FROM relatum.streams WHERE first_offset IS NOT NULL")
+
+
+def test_a_stream_declared_again_is_pruned_from_its_start(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recorder pruned of one generation delays no pruning of the next one."""
+    monkeypatch.setattr(upkeep, "ENDS_S", 0.2)
+
+    def pruned_to() -> int:
+        ((first,),) = fleeting.sql("SELECT retained_from FROM relatum.streams WHERE replaced_at IS NULL")
+        return first or 0
+
+    with fleeting.recording(keys=["order_id"]):
+        for messages, least in ((BIG, 50), (BIG[:40], 1)):
+            fleeting.put(*messages)
+            fleeting.wait_recorded()
+            wait_until(lambda least=least: pruned_to() >= least, what="a prune")
+            fleeting.declare_again(x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    assert fleeting.status().generation == 2
+
+
+def test_what_another_process_prunes_is_no_gap(fleeting: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder that has not queried the stream's first offset since takes no pruned range for a gap."""
+    found: list[list[tuple[int, int]]] = []
+
+    def look(*args: Any) -> list[tuple[int, int]]:
+        found.append(ranges.gaps(*args))
+        return found[-1]
+
+    monkeypatch.setattr(upkeep, "GAP_UNCHANGED_S", 0.0)
+    monkeypatch.setattr(upkeep, "gaps", look)
+    fleeting.put_recorded(*orders(10), keys=["order_id"])
+    add_keys(fleeting.engine, ["host"])
+    with fleeting.recording():
+        for _ in range(20):
+            fleeting.put(*BIG[:4])
+            fleeting.wait_recorded()
+        assert prune(fleeting.amqp, fleeting.database, [fleeting.stream]).total
+        found.clear()
+        wait_until(lambda: len(found) > 1, what="two looks for gaps")
+    assert found[0] == []
+    assert fleeting.status().events == []
 
 
 def test_what_retention_is_known_to_have_dropped_is_no_gap(place: Place) -> None:

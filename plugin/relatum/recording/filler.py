@@ -237,6 +237,7 @@ class Filler:
         read_to, is_end_checked = part.from_offset, False
         while read_to < part.to_offset:
             before = read_to
+            self._leader_bounds()
             for records in self._scan(read_to, part.to_offset):
                 read_to = records.last_offset + 1
                 yield records
@@ -255,6 +256,14 @@ class Filler:
                 self._check_end(part)
                 is_end_checked = True
 
+    def _leader_bounds(self) -> StreamBounds:
+        """Return the leader's bounds; raise if it is unreachable. Other nodes may lag, or have dropped more."""
+        bounds = bounds_of_known(self._reader, self._stream.name)
+        if not bounds.is_proven:
+            text = f"the leader of the stream {self._stream.name!r} is unreachable; retry later"
+            raise StreamUnavailable(text, stream=self._stream.name)
+        return bounds
+
     def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
         silent_s = 0.0
         for records in self._reader.batches(self._stream.name, start, stop=stop, follow=False, idle_s=1.0):
@@ -270,18 +279,18 @@ class Filler:
                 raise ReadTimeout(f"the stream {self._stream.name!r} delivered nothing for {silence}; retry later")
 
     def _check_end(self, part: Segment) -> None:
-        """Raise unless this node's copy of the stream reaches the part's end."""
-        last = bounds_of_known(self._reader, self._stream.name).last
+        """Raise unless the stream reaches the part's end."""
+        last = self._leader_bounds().last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
-                f"the stream {self._stream.name!r} ends at {last} on this node, but should reach "
-                f"{part.to_offset - 1}: this replica lags, or the stream lost its tail; retry later",
+                f"the stream {self._stream.name!r} ends at {last}, but should reach {part.to_offset - 1}: it lost its "
+                "tail; retry later",
                 stream=self._stream.name,
             )
 
     def _skip_missing(self, work: "_Work", to_offset: int) -> None:
         """Skip offsets without messages: healthy streams have some. Offsets that retention dropped become a hole."""
-        first = bounds_of_known(self._reader, self._stream.name).first
+        first = self._leader_bounds().first
         first_kept = to_offset if first is None else min(first, to_offset)
         if first_kept <= work.read_to:
             return

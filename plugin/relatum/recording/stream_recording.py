@@ -98,6 +98,7 @@ class StreamRecording:
         if row is None or self._group.broker.is_other(row.broker_id):
             raise Conflict("another recorder assigned the stream to another broker")
         self.row = row
+        self.pruned_to = 0  # It may be a new generation.
         self._group.membership.wake()
         return row
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("relatum.recorder")
 
 _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
-    WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording' AND replaced_at IS NULL""")
 
 # Columns that may have changed since the caller read the rows, without rows that were replaced or forgotten since.
 _PRESENT: Final = sql("""
@@ -63,11 +63,11 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
     """
     by_id = {row.stream_id: row for row in rows}
     with transaction(engine) as connection:
+        # Before the tails: repairs lock in this order. It may wait for a `forget`.
+        connection.execute(_BEGIN, {"stream_ids": list(by_id)})
         present = {row.stream_id: row._asdict() for row in connection.execute(_PRESENT, {"stream_ids": list(by_id)})}
         ids = sorted(present)
         by_id = {stream_id: replace(by_id[stream_id], **present[stream_id]) for stream_id in ids}
-        # Before the tails: repairs lock in this order.
-        connection.execute(_BEGIN, {"stream_ids": ids})
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))

@@ -25,6 +25,7 @@ from relatum.errors import (
 from relatum.reading import StreamBounds
 from relatum.reading.following import BrokerReach, Replaced
 from relatum.recording.filler import TURN_S, Filler
+from relatum.recording.own_broker import check_broker
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
 from relatum.recording.stream_recording import OpenTail, StreamRecording
@@ -53,6 +54,11 @@ _RELEASE_HOLDER: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHE
 
 _HELD: Final = sql("""
     SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
+
+
+_RETAINED: Final = sql("""
+    SELECT stream_id, retained_from FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND retained_from IS NOT NULL""")
 
 
 class Renewal(NamedTuple):
@@ -295,7 +301,7 @@ class Upkeep:
         tail = stream.tail
         is_known = tail is not None and tail.is_known
         try:
-            bounds = await self._loop.ask(self._bounds, stream.name)
+            bounds = await self._loop.ask(self._bounds, stream.name, tail)
         except StreamNotFound:
             stream.progress.show(None)
         except RelatumError as error:
@@ -313,9 +319,14 @@ class Upkeep:
                 stream.on_event(Replaced(stream.name, stream.following))
         return ENDS_S / len(candidates)
 
-    def _bounds(self, name: str) -> StreamBounds:
+    def _bounds(self, name: str, tail: OpenTail | None) -> StreamBounds:
         with within(ENDS_QUERY_S):
-            return self._group.follower.reader().bounds(name)
+            reader = self._group.follower.reader()
+            bounds = reader.bounds(name)
+            if tail is not None and (bounds.first or 0) > tail.first_offset:
+                # Another broker may have this address now: its first offset must not prune this stream.
+                check_broker(self._engine, reader, tail.opened.stream)
+            return bounds
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
@@ -323,21 +334,25 @@ class Upkeep:
         """Close gaps that were unchanged for long enough; return True if some were closed, or can be closed soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
-            ranges = coverage_by_stream(connection, [tail.row.stream_id for tail in recorded])
+            stream_ids = [tail.row.stream_id for tail in recorded]
+            ranges = coverage_by_stream(connection, stream_ids)
+            # After the ranges: another process that prunes them stores this first.
+            retained = {row[0]: row[1] for row in connection.execute(_RETAINED, {"stream_ids": stream_ids})}
         now, seen = time.monotonic(), self._seen
         self._seen = {}
         has_work = False
         failed: Exception | None = None
         for tail in recorded:
             row = tail.opened.stream
-            found = gaps(ranges[row.stream_id], tail.first_offset)
+            first = max(tail.first_offset, retained.get(row.stream_id, 0))
+            found = gaps(ranges[row.stream_id], first)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             closable = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
             has_work |= len(closable) < len(found)
             over_amqp = [
                 (each.from_offset, each.to_offset)
                 for each in ranges[row.stream_id]
-                if each.over_amqp and not each.is_tail and each.to_offset > max(tail.first_offset, each.from_offset)
+                if each.over_amqp and not each.is_tail and each.to_offset > max(first, each.from_offset)
             ]
             if self._stop.is_set() or not (closable or over_amqp):
                 continue

@@ -279,7 +279,8 @@ def repair(report: VerifyReport, database: AnyDatabase, *, vhost: str = "/", dry
 
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.
-        StreamUnavailable: no codec is installed to unpack a window; its rows are unchanged.
+        StreamUnavailable: no codec is installed to unpack a window, or the leader is unreachable; the window's rows are
+            unchanged.
         AnotherBroker: a stream was recorded from another broker.
         BrokerUnavailable, DatabaseUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """

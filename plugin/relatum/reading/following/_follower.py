@@ -196,14 +196,21 @@ class StreamFollower:
         if gap is None and found in (Agreement.SAME, Agreement.EXPIRED):
             return Finding(found, None)
         bounds = bounds_of_known(reader, stream)
+        # Each node applies retention on its own.
         if gap is not None and gap[0] < gap[1] and bounds.holds(gap[0]):
-            # Each node applies retention on its own. An iteration reads from the leader.
+            # An iteration reads from the leader.
             with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
                 if next(messages, None) is not None:
                     message = (
                         f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
                     )
                     raise StreamNotHere(message, stream=stream)
+        elif gap is not None and gap[0] < gap[1] and not bounds.is_proven:
+            message = (
+                f"It is unknown whether {stream!r} still has messages from offset {gap[0]} on: its leader is "
+                "unreachable, and other nodes may have dropped more; the follower will query again."
+            )
+            raise StreamUnavailable(message, stream=stream)
         return Finding(found, bounds)
 
     async def missing_error(self, stream: str) -> RelatumError | None:
