@@ -277,6 +277,22 @@ def test_an_executor_that_ends_its_transaction_is_told(
     assert "ended the transaction" in str(reason)
 
 
+def test_a_connection_lost_in_a_with_block_fails_no_message(place: Place, collector_of: Callable[..., Any]) -> None:
+    """An executor that closes a joined connection which was lost is called again in the same attempt."""
+    place.put(*identified("a"))
+    attempts: list[int] = []
+
+    def execute(bulk: Bulk) -> None:
+        attempts.append(bulk.messages[0].attempts)
+        assert bulk.connection is not None
+        if len(attempts) == 1:
+            with bulk.connection as connection:
+                connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    assert collected(collector_of(), execute, "a", joins_transaction=True) == {"a": (SUCCEEDED, None)}
+    assert attempts == [1, 1]
+
+
 def unsound(number: int, **headers: Any) -> list[tuple[bytes, dict[str, Any]]]:
     """A group with a number past its last."""
     messages = [*whole_group(number, 1), of_group(number, 2)]
