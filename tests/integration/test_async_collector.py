@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pika
@@ -193,6 +193,30 @@ async def test_a_cancelled_close_leaves_nothing_but_what_others_take_over(
             await until_succeeded(successor, "a")
             assert (await successor.outcome("a")).attempts == 2
     assert ledger() == ["a"] * joins
+
+
+async def test_an_executor_that_refuses_its_cancellation_does_not_keep_close(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` returns although a cancelled executor goes on."""
+    monkeypatch.setattr("relatum.collecting._collector_loop.END_S", 0.2)
+    monkeypatch.setattr("relatum.collecting._async_collector.END_S", 0.2)
+    begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def refuse(bulk: Bulk) -> None:
+        begun.set()
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.wait()
+        ended.set()
+
+    collector = apart(refuse, bulk_messages=1)
+    await collector.start()
+    assert await collector.collect(messages(1)[0])
+    await begun.wait()
+    assert not await asyncio.wait_for(collector.close(timeout_s=0), LIMIT_S)
+    gate.set()
+    await ended.wait()
 
 
 async def test_a_cancelled_start_gives_its_membership_back(apart: Apart, place: Place) -> None:

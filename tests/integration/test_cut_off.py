@@ -11,7 +11,7 @@ import pytest
 from relatum import Broker, MessageId
 from relatum.collecting import Collected, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
-from tests.support import wait_until
+from tests.support import delete_stream, new_streams, wait_until
 from tests.support.collectors import Collecting, Consumer, Gate, StoreMember, is_attached, wait_status
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
@@ -233,3 +233,22 @@ def test_a_collector_that_is_cut_off_takes_over_no_messages(place: Place, lines:
         wait_status(collector, OutcomeStatus.SUCCEEDED, "a")
     dead.store.dispose()
     other.store.dispose()
+
+
+def test_a_collector_whose_stream_goes_while_it_is_cut_off_takes_over_again(
+    place: Place, lines: list[FailingPlace]
+) -> None:
+    """That its own stream is missing shows that the broker is back: it takes over messages of other streams."""
+    collecting, dead = Collecting(place), StoreMember(place.database, lease_s=LEASE_S)
+    lapse = f"UPDATE relatum.collector_members SET lease_expires_at = now() WHERE member_id = {dead.member}"
+    collector = collecting.collector(Consumer(), broker=lines[0].broker, lease_s=LEASE_S)
+    with new_streams(place.amqp, 1) as [other], collector:
+        wait_until(lambda: is_attached(collector, place.stream), what="the stream followed")
+        with lines[0].fault(CUT):
+            wait_until(lambda: collector._shared.following.is_cut_off, what="it is cut off")
+            delete_stream(place.amqp, place.stream)
+        collecting.put("a", to=other)
+        dead.add([Collected(MessageId(other, 0), "a", "order", 1, None)])
+        place.sql(lapse)
+        wait_status(collector, OutcomeStatus.SUCCEEDED, "a")
+    dead.store.dispose()

@@ -260,18 +260,37 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collecto
     assert all(str(reason).startswith("FrozenInstanceError: ") for _, reason in found.values())
 
 
-def test_an_executor_that_commits_by_itself_is_told(place: Place, collector_of: Callable[..., Any]) -> None:
-    """The results of an executor that commits the joined transaction itself are failures with that reason."""
+@pytest.mark.parametrize("end", [sa.Connection.commit, sa.Connection.close])
+def test_an_executor_that_ends_its_transaction_is_told(
+    place: Place, collector_of: Callable[..., Any], end: Callable[[sa.Connection], None]
+) -> None:
+    """The results of an executor that commits or closes the joined connection are failures with that reason."""
     place.put(*identified("a"))
 
     def execute(bulk: Bulk) -> None:
         assert bulk.connection is not None
         bulk.connection.execute(sa.text("SELECT 1"))
-        bulk.connection.commit()
+        end(bulk.connection)
 
     status, reason = collected(collector_of(), execute, "a", joins_transaction=True)["a"]
     assert status is FAILED
     assert "ended the transaction" in str(reason)
+
+
+def test_a_connection_lost_in_a_with_block_fails_no_message(place: Place, collector_of: Callable[..., Any]) -> None:
+    """An executor that closes a joined connection which was lost is called again in the same attempt."""
+    place.put(*identified("a"))
+    attempts: list[int] = []
+
+    def execute(bulk: Bulk) -> None:
+        attempts.append(bulk.messages[0].attempts)
+        assert bulk.connection is not None
+        if len(attempts) == 1:
+            with bulk.connection as connection:
+                connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    assert collected(collector_of(), execute, "a", joins_transaction=True) == {"a": (SUCCEEDED, None)}
+    assert attempts == [1, 1]
 
 
 def unsound(number: int, **headers: Any) -> list[tuple[bytes, dict[str, Any]]]:

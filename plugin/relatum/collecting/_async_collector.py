@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from relatum.collecting._bulk import AnyExecutor, Bulk, Executor
 from relatum.collecting._collector import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
+from relatum.collecting._collector_loop import END_S
 from relatum.collecting._handlers import current_call, is_coroutine_function
 from relatum.common.checks import checked_event, checked_name, checked_seconds
 from relatum.common.closing import AsyncClosing
@@ -81,9 +82,9 @@ class ApplicationLoop:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel all calls, and wait until they have ended."""
+        """Cancel all calls, and wait until they have ended, for at most `END_S`."""
         self._cancel()
-        await asyncio.wait([self._end_detector, *self._tasks])
+        await asyncio.wait([self._end_detector, *self._tasks], timeout=END_S)
 
 
 class AsyncMessageCollector(Collector, AsyncClosing):

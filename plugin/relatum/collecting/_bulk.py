@@ -262,7 +262,7 @@ class Bulk:
         type: The messages' type.
         messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
-        connection: With `joins_transaction`, the connection to write through; do not commit on it. Otherwise None.
+        connection: With `joins_transaction`, the connection to write through; do not commit or close it. Else None.
         bytes: The sum of the messages' sizes, in bytes.
     """
 

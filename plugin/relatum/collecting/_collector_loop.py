@@ -77,7 +77,6 @@ class CollectorLoop:
         # concurrent calls, since a thread becomes free only a moment after its call has ended.
         self._lease_threads = Threads(3, f"{name}-lease")
         self._store_threads = Threads(2, f"{name}-stores")
-        self._delete_threads = Threads(1, f"{name}-deletes")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._collected = Lot()
@@ -175,7 +174,7 @@ class CollectorLoop:
 
     async def _forget(self) -> float:
         # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
-        await self.loop.ask(self.store.forget, threads=self._delete_threads)
+        await self.loop.ask(self.store.forget)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:
@@ -363,7 +362,7 @@ class CollectorLoop:
             await in_thread(self._lease_threads, self.leave)
         finally:
             self.in_time = in_time
-            for threads in (self._lease_threads, self._store_threads, self._delete_threads):
+            for threads in (self._lease_threads, self._store_threads):
                 threads.shutdown()
             for worker in self.workers.values():
                 worker.threads.shutdown()
@@ -383,5 +382,5 @@ class CollectorLoop:
     def joined(self, timeout_s: float) -> None:
         """Wait until the threads have ended, except those of executors. Do not call this from one of them."""
         self.loop.stop(timeout_s)
-        for threads in (self._lease_threads, self._store_threads, self._delete_threads, self.loop.threads):
+        for threads in (self._lease_threads, self._store_threads, self.loop.threads):
             threads.join(timeout_s)

@@ -293,12 +293,13 @@ class BulkConsumer:
 
     def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> list[Result]:
         results, raised = self._call_executor(replace(bulk, connection=connection), span)
-        if connection.invalidated or connection.closed:
+        # A lost connection is no longer `invalidated` once the executor's `with` block has closed it.
+        if connection.invalidated or (connection.closed and getattr(raised, "connection_invalidated", False)):
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
-        if not connection.in_transaction():
+        if connection.closed or not connection.in_transaction():
             raise ConfigurationError(
                 "the executor ended the transaction of bulk.connection, so writes and results are not atomic: leave "
-                "the commit to the collector"
+                "commit and close to the collector"
             ) from raised
         if raised is not None:
             raise _RolledBack(results, None)

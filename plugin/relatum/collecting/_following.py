@@ -154,7 +154,8 @@ class Following:
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
-        if event.stream is None or isinstance(event, Attached):
+        error = event.error if isinstance(event, Failed) else None
+        if event.stream is None or isinstance(event, Attached) or isinstance(error, StreamNotFound):
             self.is_cut_off = event.stream is None
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
@@ -185,8 +186,7 @@ class CollectedStream:
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
         self.is_standing_by = False  # whether another member follows the stream, as far as this one knows
-        self.is_attached = False
-        """Whether this member reads the stream, and has recognised it as the one collected before."""
+        self.is_attached = False  # whether this member reads the stream, recognised as the one collected before
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
