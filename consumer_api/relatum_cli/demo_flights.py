@@ -27,7 +27,7 @@ from relatum.common.headers import TIME_HEADER
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.keys import KeyDefinition
 from relatum.publishing import Receipt, intercept, publish, release
-from relatum.reading import HEARTBEAT_S, Broker, BrokerAddress, Message, StreamReader, blocking_connection
+from relatum.reading import Broker, BrokerAddress, Message, StreamReader, blocking_connection
 from relatum.superstreams.connections import queue_exists
 from relatum_consumer import Answer, Relations, Status
 
@@ -149,7 +149,7 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
     """
     try:
         address = BrokerAddress.of(servers.broker)
-        with blocking_connection(address, timeout_s=CONNECT_S, heartbeat_s=HEARTBEAT_S) as connection:
+        with blocking_connection(address, timeout_s=CONNECT_S, heartbeat_s=int(RECORDED_S)) as connection:
             _declare(connection, servers)
             intercept(connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker)
             try:

@@ -245,11 +245,12 @@ def test_a_stream_declared_again_is_pruned_from_its_start(fleeting: Place, monke
         return first or 0
 
     with fleeting.recording(keys=["order_id"]):
-        for messages, least in ((BIG, 50), (BIG[:40], 1)):
+        for is_new, messages, least in ((False, BIG, 50), (True, BIG[:40], 1)):
+            if is_new:
+                fleeting.declare_again(x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
             fleeting.put(*messages)
             fleeting.wait_recorded()
             wait_until(lambda least=least: pruned_to() >= least, what="a prune")
-            fleeting.declare_again(x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
     assert fleeting.status().generation == 2
 
 

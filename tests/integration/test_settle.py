@@ -99,8 +99,9 @@ def test_a_sleep_after_the_send_does_not_hide_the_message(place: Place, monkeypa
             return datetime.now(tz) + timedelta(hours=1)
 
     monkeypatch.setattr("relatum.publishing._locate.datetime", AfterSleep)
+    began = datetime.now(UTC)
     unsettled, _ = lost(place)
-    assert unsettled.sent.sent_at <= datetime.now(UTC)
+    assert began <= unsettled.sent.sent_at <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize("since_asked", [False, True])

@@ -1,6 +1,7 @@
 """Follows a collector's streams: finds them, and runs a task that reads and stores the messages of each."""
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,20 +18,18 @@ from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import Pauses, ended
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
     ConfigurationError,
     Conflict,
     InvalidInput,
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
-    ReadTimeout,
     StreamNotFound,
     Transient,
 )
 from relatum.own_messages import DeadLetters
 from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known
-from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, refuses_login
+from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
@@ -113,7 +112,6 @@ class NamedStreams:
         names = self.find()
         for name in set(names) - self._plain_streams:
             with suppress(Transient, StreamNotFound, AccessRefused):
-                # Raises `NotAStream` for a queue of another kind.
                 self.reader().bounds(name)
         return names
 
@@ -130,6 +128,7 @@ class Following:
         self.follower = StreamFollower(shared.loop, address, self._on_event)
         self.streams: dict[str, CollectedStream] = {}
         self.is_cut_off = False  # whether the broker is unreachable from here, or refuses the login
+        self._pauses, self._probe_at = Pauses(), 0.0
 
     def open(self, names: Iterable[str]) -> None:
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
@@ -154,9 +153,10 @@ class Following:
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
-        error = event.error if isinstance(event, Failed) else None
-        if event.stream is None or isinstance(event, Attached) or isinstance(error, StreamNotFound):
+        is_missing = isinstance(event, Failed) and isinstance(event.error, StreamNotFound)
+        if event.stream is None or is_missing or isinstance(event, Attached):
             self.is_cut_off = event.stream is None
+            self._pauses = self._pauses if self.is_cut_off else Pauses()
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
 
@@ -164,10 +164,11 @@ class Following:
         """Wake the streams that no other member follows any more."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.core.is_stopping:
-            if self.is_cut_off:
+            if self.is_cut_off and time.monotonic() >= self._probe_at:
                 # Streams that other members follow do not show whether the broker is back.
                 error = await self.follower.missing_error(next(iter(self.streams)))
-                self.is_cut_off &= isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error)
+                self.is_cut_off &= is_outage(error)
+                self._probe_at = time.monotonic() + self._pauses.after(error) if is_outage(error) else 0.0
             held = await shared.loop.ask(shared.store.held, shared.member)
             for stream in self.streams.values():
                 if stream.name not in held:
@@ -270,8 +271,7 @@ class CollectedStream:
         self.wake_event.clear()
 
     def _is_over(self, member: int) -> bool:
-        shared = self._shared
-        return shared.core.is_stopping or shared.member != member
+        return self._shared.core.is_stopping or self._shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
         """Read and store messages; return whether reading ended because the stream was replaced."""

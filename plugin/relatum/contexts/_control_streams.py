@@ -20,7 +20,7 @@ from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.own_messages import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamBounds, StreamReader, bounds_of_known
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, leaders_bounds
 
 
 def scan(
@@ -52,20 +52,6 @@ def scan(
             f"{stream!r} may not have been read to its end: its leader does not answer, or the replica lags; try again",
             stream=stream,
         )
-
-
-def leaders_bounds(reader: StreamReader, stream: str) -> StreamBounds:
-    """Return a stream's bounds by its leader's word. Use this before you discard messages, or what concerns them.
-
-    Raises:
-        StreamUnavailable: The leader is unreachable, or returns no message at present.
-    """
-    bounds = bounds_of_known(reader, stream)
-    if not bounds.is_proven:
-        raise StreamUnavailable(
-            f"the leader of {stream!r} is unreachable, so the stream's end is unknown: try again later", stream=stream
-        )
-    return bounds
 
 
 class ControlStreams(Closing):

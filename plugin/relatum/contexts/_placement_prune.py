@@ -146,7 +146,8 @@ def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader
     first_offsets: dict[int, int] = {}
     for row in rows:
         found = bounds_or_error(reader, row.stream)
-        first = found.first if isinstance(found, StreamBounds) else None
+        # Another node may have dropped messages that the leader retains.
+        first = found.first if isinstance(found, StreamBounds) and found.is_proven else None
         # The stream of an active partition may be declared again. Nothing is known about an unreadable stream.
         if isinstance(found, StreamNotFound) and row.state is PartitionState.RETIRED:
             first = INTEGER_MAX

@@ -274,8 +274,9 @@ class SetLifecycle:
             ending = dict(self._ending)
         # First, because settling may wait for a move, and other routers close sets whose use is not reported.
         if is_last or time.monotonic() >= self._report_at:
-            self._report_use()
+            # Set before, so that a report that fails does not keep sets from being closed.
             self._report_at = time.monotonic() + USE_REPORT_S
+            self._report_use()
         failures = self._settle_unchecked()
         is_done = self._close_sets({name: epoch for name, epoch in ending.items() if name not in failures})
         if failures:

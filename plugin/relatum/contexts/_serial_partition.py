@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from relatum.common.waiting import Pauses, backoff
-from relatum.contexts._control_streams import leaders_bounds
 from relatum.contexts._move_store import lost_controls
 from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
@@ -33,7 +32,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message, StreamReader, leaders_bounds
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.store.settling import CommitInDoubt
 

@@ -92,8 +92,8 @@ class _Publisher(LateBound):
             raise counts.sent_and_failed(self._outcome(lost, sent, is_last=False)) from error
         except Exception as error:
             # aiormq decrements the channel's last tag if it did not send the message.
-            last, tag = self._underlay.delivery_tag, getattr(properties, "delivery_tag", before + 1)
-            if tag is None or last < tag or isinstance(error, (TypeError, ValueError)):
+            last, tag = self._underlay.delivery_tag, getattr(properties, "delivery_tag", None) or before + 1
+            if last < tag or isinstance(error, (TypeError, ValueError)):
                 raise
             raise counts.sent_and_failed(self._outcome(error, sent, is_last=last == tag)) from error
         counts.published += 1
@@ -228,9 +228,16 @@ class OwnProperties(Basic.Properties):
     delivery_tag: int | None = None
 
     def marshal(self) -> bytes:
-        with suppress(AttributeError, ReferenceError):  # another wrapper may keep it longer than its channel lives
+        # Another wrapper may have copied it, or keep it longer than its channel lives.
+        with suppress(AttributeError, ReferenceError):
             self.delivery_tag = self.channel.delivery_tag
         return super().marshal()
+
+    def __getstate__(self) -> Any:
+        """Omit the channel, which can be neither copied nor pickled."""
+        parts: Any = super().__getstate__()
+        state, slots = parts
+        return {name: value for name, value in (state or {}).items() if name != "channel"}, slots
 
     def encode_property(self, name: str, value: Any) -> bytes:
         try:

@@ -42,6 +42,9 @@ _CONNECT_S: Final = 10.0
 _BINDINGS_CACHE_S: Final = 60.0
 """Seconds for which the streams bound to an exchange are cached."""
 
+_EMPTY_CACHE_S: Final = 1.0
+"""Seconds for which it is cached that no stream is bound to an exchange."""
+
 _EXCHANGES_MAX: Final = 1000
 """Exchanges whose streams are cached."""
 
@@ -243,14 +246,13 @@ class Locator:
             return frozenset()
         now = time.monotonic()
         queried_at, bound = self._bindings.get(exchange, (-math.inf, frozenset()))
-        if now - queried_at >= _BINDINGS_CACHE_S:
+        # A starting broker may not have restored its bindings yet.
+        if now - queried_at >= (_BINDINGS_CACHE_S if bound else _EMPTY_CACHE_S):
             with self.reader() as reader:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bindings) >= _EXCHANGES_MAX:
                 self._bindings.clear()
-            if bound:
-                # Without this condition, an answer of a starting broker would hold for a minute.
-                self._bindings[exchange] = now, bound
+            self._bindings[exchange] = now, bound
             if not (bound or self._configured_streams):
                 self._warn_once(
                     "the streams that exchange %r routes to are unknown, so receipts may be incomplete: name them "

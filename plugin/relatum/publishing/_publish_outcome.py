@@ -239,11 +239,12 @@ class _Settlement:
         try:
             if not self._searches:
                 where = self._locator.destinations(self._sent)
+                self._is_exact = where.is_exact
                 if not where.streams:
                     # Handled below: a starting broker may not have restored its bindings yet.
-                    raise NotFound(f"no stream is bound to exchange {self._sent.exchange!r}")  # noqa: TRY301
+                    text = f"the streams that exchange {self._sent.exchange!r} routes to are unknown"
+                    raise NotFound(text)  # noqa: TRY301
                 self._searches = {name: _StreamSearch(self._sent, name) for name in where.streams}
-                self._is_exact = where.is_exact
             with self._locator.reader() as reader:
                 for search in self._searches.values():
                     search.resume(reader, self._deadline)
@@ -263,7 +264,8 @@ class _Settlement:
                 f"message {self._sent.message_id} is in no stream and can no longer arrive: publish it again"
             )
         # An exchange without streams is hopeless long before the broker closes a lost connection.
-        is_hopeless = isinstance(failure, NotFound) and not searches and time.monotonic() >= self._began + WAIT_S
+        may_be_starting = not self._is_exact and time.monotonic() < self._began + WAIT_S
+        is_hopeless = isinstance(failure, NotFound) and not searches and not may_be_starting
         if is_hopeless or time.monotonic() >= self._deadline:
             # If the broker answered the previous search, a timeout of the last search does not make it unavailable.
             was_cut_short = self._has_broker_answered and isinstance(failure, ReadTimeout)
@@ -274,7 +276,8 @@ class _Settlement:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            why = f"cannot search for message {name}; name its streams in settle(streams=…): {failure}"
+            where = "name its streams in settle(streams=…) or intercept(…, streams=[…])"
+            why = f"cannot search for message {name}; {where}: {failure}"
             raise ConfigurationError(why) from failure
         if isinstance(failure, NotFound):
             raise failure

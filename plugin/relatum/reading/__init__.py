@@ -11,6 +11,7 @@ from relatum.reading._agreement import (
     bounds_of_known,
     bounds_or_error,
     claimed_identity,
+    leaders_bounds,
     position_of,
 )
 from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
@@ -90,6 +91,7 @@ __all__ = [
     "header_value",
     "in_time",
     "is_header",
+    "leaders_bounds",
     "login_of_query",
     "message_time",
     "other_nodes",

@@ -209,3 +209,19 @@ def bounds_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
             stream=stream,
         )
     return bounds
+
+
+def leaders_bounds(reader: "StreamReader", stream: str) -> StreamBounds:
+    """Return a stream's bounds by its leader's word. Use this before you discard messages, or what concerns them.
+
+    Raises:
+        StreamUnavailable: The leader is unreachable, or returns no message at present. Call again later.
+        RelatumError: As for `StreamReader.bounds`.
+    """
+    bounds = bounds_of_known(reader, stream)
+    if not bounds.is_proven:
+        raise StreamUnavailable(
+            f"the leader of {stream!r} is unreachable, and other nodes may have fewer messages: try again later",
+            stream=stream,
+        )
+    return bounds

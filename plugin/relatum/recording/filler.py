@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum.common.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader, bounds_of_known
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, bounds_of_known, leaders_bounds
 from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
 from relatum.recording.extractor import Extractor
@@ -237,7 +237,7 @@ class Filler:
         read_to, is_end_checked = part.from_offset, False
         while read_to < part.to_offset:
             before = read_to
-            self._leader_bounds()
+            leaders_bounds(self._reader, self._stream.name)
             for records in self._scan(read_to, part.to_offset):
                 read_to = records.last_offset + 1
                 yield records
@@ -256,14 +256,6 @@ class Filler:
                 self._check_end(part)
                 is_end_checked = True
 
-    def _leader_bounds(self) -> StreamBounds:
-        """Return the leader's bounds; raise if it is unreachable. Other nodes may lag, or have dropped more."""
-        bounds = bounds_of_known(self._reader, self._stream.name)
-        if not bounds.is_proven:
-            text = f"the leader of the stream {self._stream.name!r} is unreachable; retry later"
-            raise StreamUnavailable(text, stream=self._stream.name)
-        return bounds
-
     def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
         silent_s = 0.0
         for records in self._reader.batches(self._stream.name, start, stop=stop, follow=False, idle_s=1.0):
@@ -280,7 +272,7 @@ class Filler:
 
     def _check_end(self, part: Segment) -> None:
         """Raise unless the stream reaches the part's end."""
-        last = self._leader_bounds().last
+        last = leaders_bounds(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
                 f"the stream {self._stream.name!r} ends at {last}, but should reach {part.to_offset - 1}: it lost its "
@@ -290,7 +282,7 @@ class Filler:
 
     def _skip_missing(self, work: "_Work", to_offset: int) -> None:
         """Skip offsets without messages: healthy streams have some. Offsets that retention dropped become a hole."""
-        first = self._leader_bounds().first
+        first = leaders_bounds(self._reader, self._stream.name).first
         first_kept = to_offset if first is None else min(first, to_offset)
         if first_kept <= work.read_to:
             return

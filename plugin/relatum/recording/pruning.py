@@ -13,7 +13,15 @@ import sqlalchemy as sa
 from relatum.common.checks import checked_count, checked_names
 from relatum.errors import AnotherBroker, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.membership import GROUP_KEY, value_bounds
-from relatum.reading import Broker, BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error
+from relatum.reading import (
+    Broker,
+    BrokerAddress,
+    BrokerIdentity,
+    StreamBounds,
+    StreamReader,
+    bounds_or_error,
+    concerns_broker,
+)
 from relatum.recording.own_broker import check_broker
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
@@ -265,7 +273,15 @@ def prune(
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
         chosen = [each for each in known if each.stream_id in recorded]
-        identity = reader.identity() if any(each.broker_id for each in chosen) else None
+        identity = None
+        try:
+            identity = reader.identity() if any(each.broker_id for each in chosen) else None
+        except RelatumError as error:
+            if concerns_broker(error):
+                raise
+            # Whether these streams are this broker's is unknown now.
+            report.failed |= {each.name: error for each in chosen if each.broker_id}
+            chosen = [each for each in chosen if not each.broker_id]
         found = {each: _first_retained(engine, reader, each, identity, report) for each in chosen}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:

@@ -21,6 +21,7 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     StreamUnavailable,
+    Transient,
 )
 from relatum.reading import StreamBounds
 from relatum.reading.following import BrokerReach, Replaced
@@ -325,7 +326,10 @@ class Upkeep:
             bounds = reader.bounds(name)
             if tail is not None and (bounds.first or 0) > tail.first_offset:
                 # Another broker may have this address now: its first offset must not prune this stream.
-                check_broker(self._engine, reader, tail.opened.stream)
+                try:
+                    check_broker(self._engine, reader, tail.opened.stream)
+                except Transient:
+                    return StreamBounds(*bounds)  # Not proven.
             return bounds
 
     # --- gaps ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,15 @@ import sqlalchemy as sa
 
 from relatum.common.uuid7 import uuid7
 from relatum.common.waiting import backoff, within
-from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DatabaseUnavailable,
+    RelatumError,
+    SchemaMissing,
+    UsedAfterClose,
+    UsedAfterFork,
+)
 from relatum.store.connection import idle_limit, patient
 from relatum.store.database import ONCE_STATEMENT_S, sql
 from relatum.store.translation import translated_errors
@@ -204,6 +212,8 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
     while True:
         try:
             return _settle_once(engine, token)
+        except (UsedAfterClose, UsedAfterFork, SchemaMissing):
+            raise
         except (DatabaseUnavailable, AccessRefused, ConfigurationError):
             # A server that is failing over, or its pooler, may also refuse logins for a moment.
             if time.monotonic() >= until or stop.is_set():

@@ -145,8 +145,8 @@ class SharedWait(Generic[_Query, _Answer]):
             started_at = time.monotonic()
             has_found = self._poll_once([future for future, _ in waiting], [query for _, query in waiting])
             polled_at = time.monotonic()
-            # A longer poll means that the process was suspended.
-            min_s = SHARE * min(polled_at - started_at, POLL_S)
+            # A much longer poll means that the process was suspended.
+            min_s = SHARE * min(polled_at - started_at, 10 * POLL_S)
             with self._changed:
                 self._pause_s = PAUSE_S[0] if has_found else min(max(PAUSE_S[0], 2 * self._pause_s), PAUSE_S[1])
 

@@ -21,7 +21,7 @@ releases records, so neither a busy stream nor a slow owner delays other streams
 """
 
 from relatum.reading.following._delivery import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.reading.following._follower import BrokerReach, FollowerStatistics, StreamFollower, refuses_login
+from relatum.reading.following._follower import BrokerReach, FollowerStatistics, StreamFollower, is_outage
 
 __all__ = [
     "Attached",
@@ -34,5 +34,5 @@ __all__ = [
     "Records",
     "Replaced",
     "StreamFollower",
-    "refuses_login",
+    "is_outage",
 ]

@@ -73,6 +73,11 @@ def refuses_login(error: object) -> TypeGuard[RelatumError]:
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
 
+def is_outage(error: object) -> TypeGuard[RelatumError]:
+    """Whether no stream can be read: the broker is unreachable, or refuses the login."""
+    return isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error)
+
+
 class StreamFollower:
     """Follows streams forever, each from a given position, on its owner's event loop. Not fork-safe.
 
@@ -347,7 +352,7 @@ class BrokerReach:
     async def _probe(self, stream: str) -> None:
         try:
             error = await self._follower.missing_error(stream)
-            if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
+            if is_outage(error):
                 self._outages.failed(_OUTAGE, error)
             else:
                 self._reached_at = time.monotonic()
