@@ -1,6 +1,7 @@
 """What intercepted connections of aio-pika alone promise; what all clients' do is in `contract/test_clients.py`."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -128,6 +129,25 @@ async def test_a_tag_that_another_publish_gives_back(amqp_url: str, stream_name:
             for _ in range(10):
                 await asyncio.sleep(0)
             underlay.delivery_tag -= 1
+        await until(lambda: len(underlay.confirmations) == 1)
+        way.proxy.reset()
+        with pytest.raises(PublishOutcomeUnknown):
+            await task
+
+
+async def test_properties_that_another_wrapper_copies(amqp_url: str, stream_name: str) -> None:
+    """A message that was sent with a copy of its properties is not taken for unsent."""
+    async with open_way(amqp_url) as way:
+        underlay = await way.channel.get_underlay_channel()
+        ours: Any = underlay.basic_publish
+
+        async def copying(*args: Any, properties: Any, **options: Any) -> Any:
+            return await type(underlay).basic_publish(
+                underlay, *args, properties=pickle.loads(pickle.dumps(properties)), **options
+            )
+
+        ours.replaced, way.proxy.mode = copying, "blackhole_replies"
+        task = asyncio.create_task(way.publish(stream_name))
         await until(lambda: len(underlay.confirmations) == 1)
         way.proxy.reset()
         with pytest.raises(PublishOutcomeUnknown):

@@ -227,24 +227,28 @@ class OneGroupMethods:
             seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
             names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
             before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
-            view = present_view(self._catalog, names, complete=complete)
-            ids = iter(_candidates(view, before))
-            reports: list[GroupReport] = []
-            while part := list(islice(ids, _IDS_AT_ONCE)):
-                for group_id, rows in view.members_of(part).items():
-                    found = assemble(group_id, rows, "physical", view.floors)
-                    times = _times(found)
-                    # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether
-                    # or not its rows have been pruned.
-                    is_sound = not found.rows or (found.is_complete and found.flaw is None)
-                    if not is_sound and (not times or min(times) < before):
-                        reports.append(_report(self._catalog.servers, found, is_named=names is not None))
-            known = view.evidence
-            assert known is not None, "it is a view of the present"
-            known.check_present(self._catalog, names, [view.key_id])
-            is_proven = complete and not (known.unproven or known.unreadable_streams)
-            reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
-            return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
+            attempt = partial(self._incomplete_groups, names, before, complete=complete)
+            return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
+
+    def _incomplete_groups(self, names: tuple[str, ...] | None, before: int, *, complete: bool) -> list[GroupReport]:
+        view = present_view(self._catalog, names, complete=complete)
+        ids = iter(_candidates(view, before))
+        reports: list[GroupReport] = []
+        while part := list(islice(ids, _IDS_AT_ONCE)):
+            for group_id, rows in view.members_of(part).items():
+                found = assemble(group_id, rows, "physical", view.floors)
+                times = _times(found)
+                # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether
+                # or not its rows have been pruned.
+                is_sound = not found.rows or (found.is_complete and found.flaw is None)
+                if not is_sound and (not times or min(times) < before):
+                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+        known = view.evidence
+        assert known is not None, "it is a view of the present"
+        known.check_present(self._catalog, names, [view.key_id])
+        is_proven = complete and not (known.unproven or known.unreadable_streams)
+        reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
+        return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
     @lookup
     def group(

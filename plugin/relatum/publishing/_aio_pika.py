@@ -234,10 +234,9 @@ class OwnProperties(Basic.Properties):
         return super().marshal()
 
     def __getstate__(self) -> Any:
-        """Omit the channel, which can be neither copied nor pickled."""
+        """Return the properties alone: a copy is another message's, and a channel cannot be pickled."""
         parts: Any = super().__getstate__()
-        state, slots = parts
-        return {name: value for name, value in (state or {}).items() if name != "channel"}, slots
+        return {}, parts[1]
 
     def encode_property(self, name: str, value: Any) -> bytes:
         try:
