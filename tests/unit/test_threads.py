@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from relatum.common.waiting import Threads, in_thread, left_s, pause, within
+from relatum.errors import Transient
 from tests.support import wait_until
 from tests.support.forking import in_child
 from tests.support.standstill import in_time
@@ -230,8 +231,9 @@ async def test_the_deadline_of_a_task_holds_for_its_call(gate: threading.Event) 
     with within(LIMIT_S):
         assert 0 < await in_thread(threads, left_s) <= LIMIT_S
     threads.submit(gate.wait, LIMIT_S)
-    with within(0.05), pytest.raises(TimeoutError):
+    with within(0.05), pytest.raises(TimeoutError) as caught:
         await in_thread(threads, made.append, 1)
+    assert isinstance(caught.value, Transient), "a loop that retries does not log it as unexpected"
     gate.set()
     assert await in_thread(threads, abs, -1) == 1
     assert made == []

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting._deadline import LOOK_S, Deadline, current, within
+from relatum.errors import Transient
 
 IDLE_S: Final = 10.0
 """Seconds after which an idle thread ends."""
@@ -33,7 +34,7 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 
-class NoThreadInTime(TimeoutError):
+class NoThreadInTime(Transient, TimeoutError):
     """No thread became free before the call's deadline; the call was not made."""
 
 
