@@ -185,12 +185,14 @@ def test_a_position_says_which_streams_it_holds_for(
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_batch_that_cannot_be_unpacked_makes_no_position_proven(
-    place: Place, relations: Relations, is_recorded: bool
+    place: Place, relations: Relations, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch may have further messages of the group, so a publisher cannot continue from the position."""
     place.put(of_group(1, 1))
+    # RabbitMQ 4.3 refuses codecs that it does not know.
+    monkeypatch.setattr("relatum.wire.chunk._CODEC_NAMES", {})
     with RawPublisher(place.stream_url, place.stream) as publisher:
-        publisher.publish((6, 2, 100, b"of an unknown codec"))
+        publisher.publish((1, 2, 100, b"of an unknown codec"))
     if is_recorded:
         place.record()
     else:
