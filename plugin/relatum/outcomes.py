@@ -19,7 +19,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.common.checks import checked_callable, checked_name, checked_seconds, seconds_text, shown
+from relatum.common.checks import checked_callable, checked_name, checked_seconds, is_clean, seconds_text, shown
 from relatum.common.closing import AsyncClosing, Closing
 from relatum.common.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_thread, within
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
@@ -122,7 +122,7 @@ def read_outcomes(
     """Return the outcome of each id, in one collector or in all; with status UNKNOWN for ids that are not found."""
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in message_ids}
     # PostgreSQL cannot store a NUL or a lone surrogate, so no message has such an id.
-    ids = [each for each in found if "\0" not in each and each == each.encode(errors="ignore").decode()]
+    ids = [each for each in found if is_clean(each)]
     for start in range(0, len(ids), _IDS_MAX):
         named = {"ids": ids[start : start + _IDS_MAX], "in_collector": collector_id, "of_collector": collector}
         for message_id, state, *columns in connection.execute(OUTCOMES, named):

@@ -254,9 +254,9 @@ class CollectorStore(CollectorMembers):
             named["reasons"] = [result.reason for result in of_stream]
             named["retries_s"] = [result.retry_in_s for result in of_stream]
             changes.append((FINISH, named))
-        for place, (_, named) in enumerate(changes):
+        for number, (_, named) in enumerate(changes):
             # The first statement writes the token, which saves a round trip.
-            named |= _UNMARKED if token is None or place else self._tokens.of(token)
+            named |= self._tokens.of(token) if token is not None and number == 0 else _UNMARKED
         try:
             return self._change(changes, connection)
         except RowRefused:

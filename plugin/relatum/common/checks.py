@@ -76,6 +76,11 @@ def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text
     return text
 
 
+def is_clean(text: str) -> bool:
+    """Return whether a text has no NUL character and no lone surrogate: PostgreSQL and the broker refuse these."""
+    return "\0" not in text and text == text.encode(errors="ignore").decode()
+
+
 def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
     if not isinstance(value, str) or len(value) < least:
         raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")

@@ -276,8 +276,8 @@ class _Settlement:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            where = "name its streams in settle(streams=…) or intercept(…, streams=[…])"
-            why = f"cannot search for message {name}; {where}: {failure}"
+            remedy = "name its streams in settle(streams=…) or intercept(…, streams=[…])"
+            why = f"cannot search for message {name}; {remedy}: {failure}"
             raise ConfigurationError(why) from failure
         if isinstance(failure, NotFound):
             raise failure

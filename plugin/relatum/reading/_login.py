@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import parse_qsl
 
-from relatum.common.checks import checked_text, seconds_text, shown
+from relatum.common.checks import checked_text, is_clean, seconds_text, shown
 from relatum.common.waiting import Threads, left_s
 from relatum.errors import BrokerUnavailable, ConfigurationError
 
@@ -318,4 +318,4 @@ def _reference(owner: Any) -> Callable[[], Any]:
 
 def is_valid_password(password: Any) -> bool:
     """Whether a password is valid text. Raises no error, which could show the password."""
-    return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()
+    return isinstance(password, str) and is_clean(password)

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL
 
-from relatum.common.checks import checked_host, shown
+from relatum.common.checks import checked_host, is_clean, shown
 from relatum.errors import ConfigurationError
 
 _SCHEMES: Final = ("postgresql", "postgres")
@@ -100,7 +100,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or a Database, not {shown(database)}")
     # libpq would ignore everything after a NUL, and psycopg cannot encode a lone surrogate.
-    if "\0" in database or database != database.encode(errors="ignore").decode():
+    if not is_clean(database):
         raise ConfigurationError(_INVALID_CHARACTERS)
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()

@@ -32,6 +32,7 @@ from relatum.reading import (
     Position,
     SharedReader,
     SocketConnection,
+    StreamBounds,
     StreamPlaces,
     StreamReader,
     agreement,
@@ -76,6 +77,22 @@ def refuses_login(error: object) -> TypeGuard[RelatumError]:
 def is_outage(error: object) -> TypeGuard[RelatumError]:
     """Whether no stream can be read: the broker is unreachable, or refuses the login."""
     return isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error)
+
+
+def _check_gap(reader: StreamReader, stream: str, gap: tuple[int, int], bounds: StreamBounds) -> None:
+    """Raise an error unless the leader has no message in the gap, either: each node applies retention on its own."""
+    if bounds.holds(gap[0]):
+        # An iteration reads from the leader.
+        with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
+            if next(messages, None) is not None:
+                message = f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
+                raise StreamNotHere(message, stream=stream)
+    elif not bounds.is_proven:
+        message = (
+            f"It is unknown whether {stream!r} still has messages from offset {gap[0]} on: its leader is unreachable, "
+            "and other nodes may have dropped more; the follower will query again."
+        )
+        raise StreamUnavailable(message, stream=stream)
 
 
 class StreamFollower:
@@ -201,21 +218,8 @@ class StreamFollower:
         if gap is None and found in (Agreement.SAME, Agreement.EXPIRED):
             return Finding(found, None)
         bounds = bounds_of_known(reader, stream)
-        # Each node applies retention on its own.
-        if gap is not None and gap[0] < gap[1] and bounds.holds(gap[0]):
-            # An iteration reads from the leader.
-            with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
-                if next(messages, None) is not None:
-                    message = (
-                        f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
-                    )
-                    raise StreamNotHere(message, stream=stream)
-        elif gap is not None and gap[0] < gap[1] and not bounds.is_proven:
-            message = (
-                f"It is unknown whether {stream!r} still has messages from offset {gap[0]} on: its leader is "
-                "unreachable, and other nodes may have dropped more; the follower will query again."
-            )
-            raise StreamUnavailable(message, stream=stream)
+        if gap is not None and gap[0] < gap[1]:
+            _check_gap(reader, stream, gap, bounds)
         return Finding(found, bounds)
 
     async def missing_error(self, stream: str) -> RelatumError | None:
