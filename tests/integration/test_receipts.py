@@ -72,6 +72,25 @@ def test_a_receipt_gives_one_place_for_each_stream(channel: BlockingChannel, pla
     channel.exchange_delete(fanout)
 
 
+def test_a_message_that_was_published_again_adds_no_places(
+    channel: BlockingChannel, place: Place, other_stream: str
+) -> None:
+    """A consumer may publish a message again with all its properties: the receipt gives the first message's place."""
+    receipt = relatum.publish(channel, "", place.stream, b"once")
+    expected = ((place.stream, 0),)
+    assert receipt.wait() == expected
+    message = place.messages()[0]
+    again = pika.BasicProperties(message_id=message.properties.message_id, headers=dict(message.headers))
+    with broker_connection(place.amqp) as connection:
+        bare = connection.channel()
+        bare.confirm_delivery()
+        for stream in (place.stream, other_stream):
+            bare.basic_publish("", stream, b"once", again)
+            # It is recorded before a later message of its stream.
+            assert relatum.publish(channel, "", stream, b"").wait()
+    assert receipt.wait() == expected
+
+
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
     """A body of a wrong type is one clear error with a receipt, and pika's own error without one."""
     for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
