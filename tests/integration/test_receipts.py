@@ -308,6 +308,19 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     )
 
 
+def test_a_lost_connection_does_not_keep_the_recorder(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
+    """An application that lost its connection releases only the next one: that ends the recorder they shared."""
+    lost, following = (BlockingConnection(pika.URLParameters(place.amqp)) for _ in range(2))
+    for connection in (lost, following):
+        relatum.intercept(connection, **recorded)
+        relatum.publish(connection.channel(), "", place.stream, b"")
+    lost.close()
+    relatum.release(following)
+    following.close()
+    wait_until(lambda: "relatum-recorder" not in [each.name for each in earlier.begun()], what="the recorder's end")
+    assert place.recorded_to() == 2
+
+
 def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:
     """The garbage collector may take a connection that was not released while a lock is held."""
     program = """
