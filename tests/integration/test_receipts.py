@@ -258,6 +258,29 @@ def test_a_busy_channel_confirms_the_right_messages(
         assert isinstance(lost.error, PublishUnroutable)
 
 
+def test_a_message_counts_although_its_publish_raised(place: Place, recorded: dict[str, Any]) -> None:
+    """Another wrapper may raise behind a sent message: the next receipt still waits for its own confirm."""
+    acks: list[Any] = []
+    with running(place.amqp) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        relatum.release(connection)
+        bare = channel.basic_publish
+
+        def wrapper(exchange: str, routing_key: str, body: bytes, *more: Any) -> None:
+            bare(exchange, routing_key, body, *more)
+            if body == b"raises":
+                raise RuntimeError(body)
+
+        channel.basic_publish = wrapper
+        on_thread(relatum.intercept, connection, **recorded)
+        on_thread(channel.confirm_delivery, acks.append)
+        with pytest.raises(PublishOutcomeUnknown):
+            on_thread(channel.basic_publish, "", place.stream, b"raises")
+        wait_until(lambda: acks, what="the first confirm")
+        (at,) = on_thread(relatum.publish, channel, "", place.stream, b"mine").wait()
+        assert body_at(place, at) == b"mine"
+
+
 def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, recorded: dict[str, Any]) -> None:
     """A receipt whose connection ended before the confirm is of unknown outcome, which the stream settles."""
     with Proxy.to(place.amqp) as proxy, running(proxy.url(place.amqp), **recorded) as (connection, on_thread):

@@ -128,9 +128,11 @@ class Publisher(Replacement):
             sent = exchange, routing_key, properties.message_id, properties.headers, body, *began
             ended = self._outcome(error, sent)
             raise interception.counts.sent_and_failed(ended) from error
+        finally:
+            # Also after an error or an interrupt: the broker counts each message that was sent.
+            if self.delivery_tag is not None and self.connection.frames_sent != frames and self._is_confirming():
+                self.delivery_tag += 1
         interception.counts.published += 1
-        if self.delivery_tag is not None and self._is_confirming():
-            self.delivery_tag += 1
         return result
 
     def begin_counting(self) -> None:
