@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -156,9 +157,11 @@ class _Producer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, body: Any, routing_key: Any = None, *, exchange: Any = None, **options: Any) -> Any:
+    def publish(self, body: Any, routing_key: Any = None, *more: Any, exchange: Any = None, **options: Any) -> Any:
         """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
+        if more:
+            options.update(zip(list(signature(producer.publish).parameters)[2:], more, strict=False))
         interception = self._interceptions.current(producer.connection)
         if interception is None:
             return producer.publish(body, routing_key, exchange=exchange, **options)
