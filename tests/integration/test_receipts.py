@@ -380,6 +380,23 @@ async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
     assert all_plain(place.amqp, place.stream) == []
 
 
+async def test_an_awaited_receipt_does_not_wait_for_a_lost_connection(place: Place, recorded: dict[str, Any]) -> None:
+    """While a robust connection is lost, a publish with a receipt raises aio-pika's error at once, as others do."""
+    with Proxy.to(place.amqp) as proxy:
+        async with await aio_pika.connect_robust(proxy.url(place.amqp), reconnect_interval=0.1) as connection:
+            relatum.intercept(connection, **recorded)
+            channel = await connection.channel()
+            await relatum.publish_async(channel, aio_pika.Message(b""), place.stream)
+            proxy.accepts = False
+            proxy.cut()
+            await asyncio.to_thread(wait_until, lambda: channel.is_closed, what="the channel's end")
+            with pytest.raises(aio_pika.exceptions.ChannelInvalidStateError):
+                await asyncio.wait_for(relatum.publish_async(channel, aio_pika.Message(b""), place.stream), 15)
+            proxy.accepts = True
+            await connection.ready()
+            await asyncio.to_thread(relatum.release, connection)
+
+
 def test_what_a_receipt_needs_is_missed_before_the_message_is_sent(place: Place) -> None:
     """Without credentials to read streams with, a publish with a receipt is refused and nothing is sent."""
     parameters = pika.URLParameters(place.amqp)
