@@ -157,10 +157,8 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     is declared again between them would be missing first, and then look like a queue.
 
     Only "no queue" means that the name is unused: a starting node or cluster answers 404 for existing streams, too
-    ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
-
-    Raises:
-        StreamUnavailable: The stream exists after all, or may exist.
+    ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6. Raises `StreamUnavailable` if
+    the stream exists after all, or may exist.
     """
     name = error.stream
     try:
