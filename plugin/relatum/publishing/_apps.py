@@ -65,7 +65,7 @@ class ProcessInterceptions:
     def counts(self) -> PublisherCounts:
         return PublisherCounts() if self._interception is None else self._interception.counts
 
-    def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
+    def current(self, connection: Any) -> Interception | None:
         """Return this process's interception, which the first call creates; None after `release`."""
         with self._creation_lock:
             if self.active and self._interception is None:
@@ -77,13 +77,14 @@ class ProcessInterceptions:
         if interception is None or not self.active:
             self._release_interception()  # It was created while `release` ran.
             return None
-        interception.await_agreement(may_wait=may_wait)
+        # FastStream publishes in an event loop.
+        interception.await_agreement(may_wait=self._client != "faststream")
         return interception
 
     def intercept_connection(self, connection: Any, client: ModuleType) -> None:
         """Intercept a connection with this process's interception until `release`. `client`: the client's adapter."""
         if not hasattr(connection, ATTRIBUTE):
-            interception = self.current(connection, may_wait=client.may_wait(connection))
+            interception = self.current(connection)
             with self.lock:
                 if interception is not None and self.active:
                     client.intercept(connection, interception)

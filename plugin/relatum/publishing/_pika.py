@@ -207,15 +207,6 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
         _intercept_channel(connection, channel, interception)
 
 
-def is_connection(connection: object) -> bool:
-    return isinstance(connection, BlockingConnection | Connection)
-
-
-def may_wait(connection: "BlockingConnection | Connection") -> bool:
-    """Return whether the connection's thread may wait: the thread of a callback connection runs an event loop."""
-    return isinstance(connection, BlockingConnection)
-
-
 def release(connection: "BlockingConnection | Connection") -> None:
     """Restore the original methods. Later wrappers of other libraries stay, and pass calls through."""
     for channel in _channels(connection):
