@@ -129,9 +129,14 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
             with in_time(connection, timeout_s):
                 yield connection
         finally:
-            if connection.is_open:
-                with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
-                    connection.close()
+            close_in_time(connection)
+
+
+def close_in_time(connection: pika.BlockingConnection) -> None:
+    """Close a connection, even if the broker does not answer."""
+    if connection.is_open:
+        with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+            connection.close()
 
 
 def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
