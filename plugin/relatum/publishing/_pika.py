@@ -192,9 +192,11 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
-        if interception.active:
-            _intercept_channel(connection, channel, interception)
+    def on_channel(*_args: Any, **_kwargs: Any) -> None:
+        # A subclass may return something else than the new channel, such as a future.
+        for channel in _channels(connection) if interception.active else ():
+            if PUBLISHER not in vars(channel):
+                _intercept_channel(connection, channel, interception)
 
     def on_new_secret(_result: Any, new_secret: Any, *_args: Any, **_kwargs: Any) -> None:
         note_secret(connection, new_secret)
@@ -203,8 +205,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     install(connection, "channel", AfterCall(lambda: connection, "channel", on_channel))
     # pika sends a new password to the broker without storing it, but Relatum's readers need it.
     install(connection, "update_secret", AfterCall(lambda: connection, "update_secret", on_new_secret))
-    for channel in _channels(connection):
-        _intercept_channel(connection, channel, interception)
+    on_channel()
 
 
 def release(connection: "BlockingConnection | Connection") -> None:
