@@ -91,6 +91,17 @@ def test_a_message_that_was_published_again_adds_no_places(
     assert receipt.wait() == expected
 
 
+def test_a_message_with_copies_has_a_place_in_each_stream(
+    channel: BlockingChannel, place: Place, other_stream: str
+) -> None:
+    """The header CC routes a message to further streams: the receipt gives their places, too."""
+    receipt = relatum.publish(channel, "", place.stream, b"", pika.BasicProperties(headers={"CC": [other_stream]}))
+    for stream in (place.stream, other_stream):
+        assert relatum.publish(channel, "", stream, b"").wait()
+    assert receipt.wait() == tuple((stream, 0) for stream in sorted([place.stream, other_stream]))
+    assert receipt.streams is None
+
+
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
     """A body of a wrong type is one clear error with a receipt, and pika's own error without one."""
     for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
