@@ -95,7 +95,7 @@ class Membership(NamedTuple):
     @property
     def value(self) -> str:
         """The value of `GROUP_KEY` for a message at this place."""
-        return value_of(*self)
+        return f"{self.group_id}|{self.sequence}|{'true' if self.last else 'false'}"
 
 
 def new_group_id() -> str:
@@ -120,11 +120,6 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     except InvalidValue:
         return None
     return None if value is None else parse_value(value)
-
-
-def value_of(group_id: str, sequence: int, last: bool) -> str:
-    """Return the value of `GROUP_KEY` for a message at a place."""
-    return f"{group_id}|{sequence}|{'true' if last else 'false'}"
 
 
 def parse_value(value: str) -> Membership | None:

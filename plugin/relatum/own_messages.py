@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Final
 
 from pika import BasicProperties
@@ -39,7 +40,7 @@ from relatum.errors import (
     PublishUnroutable,
     RelatumError,
 )
-from relatum.reading import GOODBYE_S, BrokerAddress, Message, blocking_connection, in_time
+from relatum.reading import BrokerAddress, Message, Properties, blocking_connection, close_in_time, in_time
 
 logger = logging.getLogger("relatum.dead_letters")
 
@@ -62,18 +63,7 @@ REASON_CHARACTERS_MAX: Final = 1000
 _NAME_CHARACTERS_MAX: Final = 60
 """Maximum characters of a header's name in `relatum_dead_left_out`."""
 
-_PROPERTIES: Final = (
-    "content_type",
-    "content_encoding",
-    "delivery_mode",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "message_id",
-    "timestamp",
-    "type",
-    "app_id",
-)
+_PROPERTIES: Final = [each.name for each in fields(Properties) if each.name not in ("expiration", "user_id")]
 """Properties that a dead letter copies: not `expiration`, which streams ignore, nor the publisher's `user_id`."""
 
 DIRECT_TIMEOUT_S: Final = 10.0
@@ -188,9 +178,8 @@ class DirectPublisher(Closing):
 
     def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
-        if connection is not None and connection.is_open:
-            with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
-                connection.close()
+        if connection is not None:
+            close_in_time(connection)
 
     @own_connection()
     def close(self) -> None:
@@ -232,16 +221,15 @@ class DeadLetters(Closing):
         """
         added: dict[str, Any] = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         added |= {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
-        fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
-        if fields["timestamp"] is not None:
-            fields["timestamp"] = int(fields["timestamp"].timestamp())
+        given = {name: getattr(message.properties, name) for name in _PROPERTIES}
+        if given["timestamp"] is not None:
+            given["timestamp"] = int(given["timestamp"].timestamp())
         own_headers = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            self._publisher.publish(
-                self.stream, message.body, BasicProperties(headers={**own_headers, **added}, **fields)
-            )
+            properties = BasicProperties(headers={**own_headers, **added}, **given)
+            self._publisher.publish(self.stream, message.body, properties)
         except InvalidInput as refused:
-            reduced = _reduced(fields, own_headers, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
+            reduced = _reduced(given, own_headers, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
             self._publisher.publish(self.stream, message.body, reduced)
             extra = {"stream": message.stream, "offset": message.offset, "left_out": added[LEFT_OUT_HEADER]}
             why = str(refused).removesuffix("; nothing was sent")
@@ -285,14 +273,14 @@ class DeadLetterPublisher:
 
 
 def _reduced(
-    fields: Mapping[str, Any], headers: Mapping[str, Any], added: dict[str, Any], bytes_max: int
+    given: Mapping[str, Any], headers: Mapping[str, Any], added: dict[str, Any], bytes_max: int
 ) -> BasicProperties:
     """Return the properties and headers that can be sent and fit into `bytes_max`; list the others in `added`."""
     # The added headers and the list of the others, with up to four bytes a character, also need room.
     room: float = bytes_max - _encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
     included: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
     left_out: list[str] = []
-    for kind, items in (("", fields), ("header ", headers)):
+    for kind, items in (("", given), ("header ", headers)):
         for name, value in items.items():
             try:
                 size: float = _encoded_bytes(BasicProperties(**({"headers": {name: value}} if kind else {name: value})))

@@ -21,7 +21,7 @@ import relatum
 from relatum.collecting import Outcomes
 from relatum.contexts import ContextOptions, SerializationContexts, SerialOptions
 from relatum.errors import UsedAfterFork
-from relatum.publishing._embedded import EmbeddedRecorders
+from relatum.publishing import _embedded
 from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.recording import Recorder
 from relatum.store.database import Database
@@ -210,7 +210,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         relations.read(place.stream, 0)
         orders = relatum.SuperStream("orders", partitions=4)
         streams: Any = reader._nodes
-        locks = [EmbeddedRecorders._lock, streams.pool._turns.lock, relations._reader._opening, orders._lock]
+        locks = [_embedded._lock, streams.pool._turns.lock, relations._reader._opening, orders._lock]
         held, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:

@@ -99,8 +99,9 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     relatum.intercept(ours, database=database_url)
     with ours.producer_or_acquire() as producer:
         for is_stamped in (True, False):
-            producer.publish(b"", routing_key=queue)
-            assert ("message_id" in taken(amqp_url, queue).properties) == is_stamped
+            producer.publish(b"", queue, 2)
+            properties = taken(amqp_url, queue).properties
+            assert ("message_id" in properties, properties["delivery_mode"]) == (is_stamped, 2)
             relatum.release(ours)
     # The connecting threads belong to the process, and end when they are idle.
     assert {thread.name for thread in threading.enumerate()} <= threads | {"relatum-connecting"}

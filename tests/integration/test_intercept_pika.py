@@ -87,6 +87,21 @@ def test_arguments_of_a_channel_that_takes_more_are_passed_on(connection: Blocki
     assert seen == [(False, {"tenant": "a"}), (True, "b", {})]
 
 
+def test_a_subclass_may_return_more_than_the_channel(amqp_url: str, queue: Queue) -> None:
+    """A subclass's method `channel` may return a pair, a wrapper or a future: the new channel is intercepted."""
+
+    class Numbered(BlockingConnection):
+        def channel(self, channel_number: int | None = None) -> Any:
+            channel = super().channel(channel_number)
+            return channel.channel_number, channel
+
+    with Numbered(pika.URLParameters(amqp_url)) as connection:
+        number, channel = relatum.intercept(connection).channel()
+        channel.basic_publish("", queue.name, b"")
+        assert number == channel.channel_number
+    assert queue.get()[0].message_id
+
+
 def test_the_channel_that_a_consumer_is_given_is_covered(connection: BlockingConnection, queue: Queue) -> None:
     """A consumer's callback publishes with ids, even on a channel that was opened before the interception."""
     early = connection.channel()

@@ -72,6 +72,36 @@ def test_a_receipt_gives_one_place_for_each_stream(channel: BlockingChannel, pla
     channel.exchange_delete(fanout)
 
 
+def test_a_message_that_was_published_again_adds_no_places(
+    channel: BlockingChannel, place: Place, other_stream: str
+) -> None:
+    """A consumer may publish a message again with all its properties: the receipt gives the first message's place."""
+    receipt = relatum.publish(channel, "", place.stream, b"once")
+    expected = ((place.stream, 0),)
+    assert receipt.wait() == expected
+    message = place.messages()[0]
+    again = pika.BasicProperties(message_id=message.properties.message_id, headers=dict(message.headers))
+    with broker_connection(place.amqp) as connection:
+        bare = connection.channel()
+        bare.confirm_delivery()
+        for stream in (place.stream, other_stream):
+            bare.basic_publish("", stream, b"once", again)
+            # It is recorded before a later message of its stream.
+            assert relatum.publish(channel, "", stream, b"").wait()
+    assert receipt.wait() == expected
+
+
+def test_a_message_with_copies_has_a_place_in_each_stream(
+    channel: BlockingChannel, place: Place, other_stream: str
+) -> None:
+    """The header CC routes a message to further streams: the receipt gives their places, too."""
+    receipt = relatum.publish(channel, "", place.stream, b"", pika.BasicProperties(headers={"CC": [other_stream]}))
+    for stream in (place.stream, other_stream):
+        assert relatum.publish(channel, "", stream, b"").wait()
+    assert receipt.wait() == tuple((stream, 0) for stream in sorted([place.stream, other_stream]))
+    assert receipt.streams is None
+
+
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
     """A body of a wrong type is one clear error with a receipt, and pika's own error without one."""
     for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
@@ -239,6 +269,29 @@ def test_a_busy_channel_confirms_the_right_messages(
         assert isinstance(lost.error, PublishUnroutable)
 
 
+def test_a_message_counts_although_its_publish_raised(place: Place, recorded: dict[str, Any]) -> None:
+    """Another wrapper may raise behind a sent message: the next receipt still waits for its own confirm."""
+    acks: list[Any] = []
+    with running(place.amqp) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        relatum.release(connection)
+        bare = channel.basic_publish
+
+        def wrapper(exchange: str, routing_key: str, body: bytes, *more: Any) -> None:
+            bare(exchange, routing_key, body, *more)
+            if body == b"raises":
+                raise RuntimeError(body)
+
+        channel.basic_publish = wrapper
+        on_thread(relatum.intercept, connection, **recorded)
+        on_thread(channel.confirm_delivery, acks.append)
+        with pytest.raises(PublishOutcomeUnknown):
+            on_thread(channel.basic_publish, "", place.stream, b"raises")
+        wait_until(lambda: acks, what="the first confirm")
+        (at,) = on_thread(relatum.publish, channel, "", place.stream, b"mine").wait()
+        assert body_at(place, at) == b"mine"
+
+
 def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, recorded: dict[str, Any]) -> None:
     """A receipt whose connection ended before the confirm is of unknown outcome, which the stream settles."""
     with Proxy.to(place.amqp) as proxy, running(proxy.url(place.amqp), **recorded) as (connection, on_thread):
@@ -289,6 +342,19 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     )
 
 
+def test_a_lost_connection_does_not_keep_the_recorder(place: Place, recorded: dict[str, Any], earlier: Threads) -> None:
+    """An application that lost its connection releases only the next one: that ends the recorder they shared."""
+    lost, following = (BlockingConnection(pika.URLParameters(place.amqp)) for _ in range(2))
+    for connection in (lost, following):
+        relatum.intercept(connection, **recorded)
+        relatum.publish(connection.channel(), "", place.stream, b"")
+    lost.close()
+    relatum.release(following)
+    following.close()
+    wait_until(lambda: "relatum-recorder" not in [each.name for each in earlier.begun()], what="the recorder's end")
+    assert place.recorded_to() == 2
+
+
 def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:
     """The garbage collector may take a connection that was not released while a lock is held."""
     program = """
@@ -323,6 +389,23 @@ async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
         with pytest.raises(ConfigurationError, match="await relatum"):
             relatum.publish(channel, "", place.stream, "")  # type: ignore[arg-type]
     assert all_plain(place.amqp, place.stream) == []
+
+
+async def test_an_awaited_receipt_does_not_wait_for_a_lost_connection(place: Place, recorded: dict[str, Any]) -> None:
+    """While a robust connection is lost, a publish with a receipt raises aio-pika's error at once, as others do."""
+    with Proxy.to(place.amqp) as proxy:
+        async with await aio_pika.connect_robust(proxy.url(place.amqp), reconnect_interval=0.1) as connection:
+            relatum.intercept(connection, **recorded)
+            channel = await connection.channel()
+            await relatum.publish_async(channel, aio_pika.Message(b""), place.stream)
+            proxy.accepts = False
+            proxy.cut()
+            await asyncio.to_thread(wait_until, lambda: channel.is_closed, what="the channel's end")
+            with pytest.raises(aio_pika.exceptions.ChannelInvalidStateError):
+                await asyncio.wait_for(relatum.publish_async(channel, aio_pika.Message(b""), place.stream), 15)
+            proxy.accepts = True
+            await connection.ready()
+            await asyncio.to_thread(relatum.release, connection)
 
 
 def test_what_a_receipt_needs_is_missed_before_the_message_is_sent(place: Place) -> None:

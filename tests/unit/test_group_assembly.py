@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.errors import StreamReplaced
-from relatum.membership import GROUP_KEY, value_of
+from relatum.membership import GROUP_KEY, Membership
 from relatum.reading import Message
 from relatum.recording.extractor import Extractor
 from relatum.wire.amqp10 import data_section
@@ -119,7 +119,7 @@ def test_a_message_is_checked_against_what_a_recorder_would_store(
     application = b"" if not headers else section(0x74, encode(headers))
     raw = PROPERTIES[properties] + application + data_section(b"group_id") + b"?" * is_broken
     time_us, _, values, *_ = Extractor([GROUP_KEY]).from_record(raw, 5)
-    is_row = values == [(0, value_of(*place))] and recorded_us in (None, time_us)
+    is_row = values == [(0, Membership(*place).value)] and recorded_us in (None, time_us)
     try:
         check((*place, "s", 7, recorded_us), Message.from_record("s", 7, raw, 5))
     except StreamReplaced:

@@ -148,11 +148,9 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
 
 
 def checked_host(host: str, where: str) -> None:
-    """Check that a host's name can be encoded for DNS: otherwise, Python would raise a `UnicodeError` when connecting.
+    """Raise `ConfigurationError` for a host's name that cannot be encoded for DNS.
 
-    Raises:
-        ConfigurationError: a part between dots is empty, longer than 63 characters, or has an invalid character. The
-            error does not show the name, which may be part of a password that is not percent-encoded.
+    The error does not show the name, which may be part of a password that is not percent-encoded.
     """
     try:
         host.encode("idna")

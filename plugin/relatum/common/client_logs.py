@@ -24,19 +24,15 @@ def own_connection() -> Iterator[None]:
 
     If a client's logger is enabled for DEBUG, it logs these records at level DEBUG instead.
     """
-    _install_filter()
+    # On each existing logger, because a logger's filter does not see records of its children.
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] in CLIENTS and isinstance(logger, logging.Logger):
+            logger.addFilter(_is_logged)
     token = _is_own.set(True)
     try:
         yield
     finally:
         _is_own.reset(token)
-
-
-def _install_filter() -> None:
-    """Install the filter on each existing logger: a logger's filter does not see records of its children."""
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.partition(".")[0] in CLIENTS and isinstance(logger, logging.Logger):
-            logger.addFilter(_is_logged)
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

@@ -14,12 +14,7 @@ _Owner = TypeVar("_Owner")
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
     """Call `close` when the owner is garbage-collected, at the latest when the process ends.
 
-    `close` runs in a new thread, since garbage collection may run in a thread that holds a lock which `close` needs;
-    while the interpreter ends, in the current thread.
-
-    Args:
-        owner: The object, held weakly.
-        close: A function that does not refer to the owner and handles its own errors.
+    `close` handles its own errors, and must not refer to the owner, which is held weakly.
     """
     weakref.finalize(owner, _close_in_thread, close)
 
@@ -37,6 +32,7 @@ def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> N
 
 def _close_in_thread(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
+        # In a new thread, because garbage collection may run in a thread that holds a lock which `close` needs.
         # `Thread.start` would take locks and wait.
         start_new_thread(close, ())
     else:
@@ -73,13 +69,9 @@ class AsyncClosing(ABC):
 
 
 class PeriodicThread:
-    """A daemon thread that calls `call(owner)` every `every_s` seconds.
+    """A daemon thread that calls `call(owner)` every `every_s` seconds until `end`, or while the owner is referenced.
 
-    It ends when `end` is called or the owner is garbage-collected. A forked child does not have the thread.
-
-    Args:
-        owner: The object, held weakly.
-        call: A function of the owner's class that raises nothing.
+    `call` is a function of the owner's class that raises nothing. A forked child does not have the thread.
     """
 
     def __init__(self, owner: _Owner, call: Callable[[_Owner], None], *, every_s: float, name: str) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
     """Return a value as JSON objects: dataclasses and named tuples by field, times as ISO 8601 in UTC, others as text.
 
-    Args:
-        value: The value.
-        text: Converts each text in the result. Default: no conversion.
+    `text` converts each text in the result.
     """
     if isinstance(value, Enum):
         value = value.value

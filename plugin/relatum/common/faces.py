@@ -7,15 +7,7 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package.
-
-    Args:
-        package: The package's `__name__`.
-        modules: The module that defines each name, by name.
-
-    Returns:
-        A function that imports a name and stores it in the package.
-    """
+    """Return a `__getattr__` for a package: it imports a name from its module in `modules`, and stores it."""
 
     def imported(name: str) -> Any:
         module = modules.get(name)

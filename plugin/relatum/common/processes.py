@@ -47,9 +47,7 @@ def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
 def refuse_in_child(owner: Any, what: str) -> None:
     """End an object in each forked child: its public methods raise `UsedAfterFork`, and closing it does nothing.
 
-    Args:
-        owner: The object, held weakly. A fork changes its class in the child, but none of its attributes.
-        what: The object's name in the error, with an article: "a recorder".
+    A fork changes the class of `owner` in the child, but none of its attributes. Errors name it `what`: "a recorder".
     """
     _not_fork_safe[owner] = what
 

@@ -32,10 +32,6 @@ def uuid7(time_ns: int) -> str:
     It has 48 bits of Unix milliseconds, 12 bits of their fraction, 26 random bits with a 12-bit counter between them,
     and the mark. The random bits change every 4,096 ids and in a forked child: a system call for each id would take
     longer than the rest. Thread-safe: taking from an iterator and replacing a tuple are atomic.
-
-    Args:
-        time_ns: The present time, from `time.time_ns()`.
-
     Source: RFC 9562, sections 5.7 and 6.2 (methods 1 and 3).
     """
     global _moment
@@ -51,8 +47,7 @@ def uuid7(time_ns: int) -> str:
         return f"{head}{fraction}{variant}{next(counters)}{tail}"
     except StopIteration:
         _begin_block()
-        variant, counters, tail = _block
-        return f"{head}{fraction}{variant}{next(counters)}{tail}"
+        return uuid7(time_ns)
 
 
 def time_us_of(message_id: Any) -> int | None:

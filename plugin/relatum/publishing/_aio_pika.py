@@ -151,11 +151,6 @@ def intercept(connection: Any, interception: Interception) -> None:
         _intercept_channel(channel, interception)
 
 
-def may_wait(_connection: Any) -> bool:
-    """Return whether the connection's thread may wait for a server: False, because the thread runs an event loop."""
-    return False
-
-
 def release(connection: Any) -> None:
     """Restore the original methods. Later wrappers of other libraries stay, and pass calls through."""
     for channel in _channels(connection):

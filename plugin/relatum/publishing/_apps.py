@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -64,7 +65,7 @@ class ProcessInterceptions:
     def counts(self) -> PublisherCounts:
         return PublisherCounts() if self._interception is None else self._interception.counts
 
-    def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
+    def current(self, connection: Any) -> Interception | None:
         """Return this process's interception, which the first call creates; None after `release`."""
         with self._creation_lock:
             if self.active and self._interception is None:
@@ -76,13 +77,14 @@ class ProcessInterceptions:
         if interception is None or not self.active:
             self._release_interception()  # It was created while `release` ran.
             return None
-        interception.await_agreement(may_wait=may_wait)
+        # FastStream publishes in an event loop.
+        interception.await_agreement(may_wait=self._client != "faststream")
         return interception
 
     def intercept_connection(self, connection: Any, client: ModuleType) -> None:
         """Intercept a connection with this process's interception until `release`. `client`: the client's adapter."""
         if not hasattr(connection, ATTRIBUTE):
-            interception = self.current(connection, may_wait=client.may_wait(connection))
+            interception = self.current(connection)
             with self.lock:
                 if interception is not None and self.active:
                     client.intercept(connection, interception)
@@ -156,9 +158,11 @@ class _Producer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, body: Any, routing_key: Any = None, *, exchange: Any = None, **options: Any) -> Any:
+    def publish(self, body: Any, routing_key: Any = None, *more: Any, exchange: Any = None, **options: Any) -> Any:
         """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
+        if more:
+            options.update(zip(list(signature(producer.publish).parameters)[2:], more, strict=False))
         interception = self._interceptions.current(producer.connection)
         if interception is None:
             return producer.publish(body, routing_key, exchange=exchange, **options)

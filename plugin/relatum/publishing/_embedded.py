@@ -9,7 +9,8 @@ import atexit
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakSet
 
 from relatum.common.processes import after_fork, leave_to_parent
 from relatum.keys import KeyDefinition
@@ -27,65 +28,67 @@ _STREAMS_SHOWN_MAX: Final = 5
 _Key: TypeAlias = tuple[BrokerAddress, object, AnyDatabase, bool, tuple[tuple[str, str], ...]]
 
 
-class EmbeddedRecorders:
-    """The recorders of this process, each with a count of the interceptions that use it.
+_lock = threading.Lock()
+_recorders: "dict[_Key, tuple[EmbeddedRecorder, WeakSet[Any]]]" = {}
+"""The recorders of this process, each with the interceptions that use it."""
 
-    No method waits for a server. `acquire` imports `relatum.recording`, which stamping alone does not need.
+
+def acquire(
+    user: Any, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]
+) -> "EmbeddedRecorder":
+    """Return the recorder for these arguments, started if needed. If the user does not record, it only compares keys.
+
+    Imports `relatum.recording`, which stamping alone does not need. Does not wait for a server.
     """
+    from relatum.recording.embedded import EmbeddedRecorder
 
-    _lock: ClassVar[threading.Lock] = threading.Lock()
-    _recorders: ClassVar["dict[_Key, tuple[EmbeddedRecorder, int]]"] = {}
-
-    @classmethod
-    def acquire(
-        cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...], *, records: bool
-    ) -> "EmbeddedRecorder":
-        """Return the recorder for these arguments, started if needed. `records=False`: it only compares the keys."""
-        from relatum.recording.embedded import EmbeddedRecorder
-
-        login = address.login
-        # Each connection has its own TLS context and password function. The key contains only one that names the user.
-        user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
-        key_meanings = tuple((key.name, key.meaning) for key in definitions)
-        key: _Key = (address, user, database, records, key_meanings)
-        with cls._lock:
-            matches = (other for other in cls._recorders if other[1:] == key[1:])
-            key = next((other for other in matches if other[0].is_joined_by(address)), key)
-            recorder, users = cls._recorders.get(key, (None, 0))
-            if recorder is None:
-                recorder = EmbeddedRecorder(address, database, definitions, defines=records)
-            cls._recorders[key] = (recorder, users + 1)
-            return recorder
-
-    @classmethod
-    def release(cls, recorder: "EmbeddedRecorder") -> bool:
-        """End one use of the recorder. Return True for the last use: the caller then closes the recorder."""
-        with cls._lock:
-            for key, (known, users) in list(cls._recorders.items()):
-                if known is recorder:
-                    del cls._recorders[key]
-                    if users > 1:
-                        cls._recorders[key] = (recorder, users - 1)
-                        return False
-        return True
-
-    @classmethod
-    def warn_at_exit(cls) -> None:
-        left: dict[str, int | None] = {}
-        for recorder, _ in list(cls._recorders.values()):
-            left |= recorder.left()
-        warn_of_unrecorded("the process", left, "; to record them, call relatum.release(…) before the process ends")
-
-    @classmethod
-    def renew(cls) -> None:
-        """Drop the parent's recorders in a forked child, which lacks their threads. The child starts its own."""
-        cls._lock = threading.Lock()
-        leave_to_parent(cls._recorders)
-        cls._recorders = {}
+    login = address.login
+    # Each connection has its own TLS context and password function. The key contains only one that names the user.
+    login_user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
+    key_meanings = tuple((key.name, key.meaning) for key in definitions)
+    key: _Key = (address, login_user, database, user.records, key_meanings)
+    with _lock:
+        matches = (other for other in _recorders if other[1:] == key[1:])
+        key = next((other for other in matches if other[0].is_joined_by(address)), key)
+        if key not in _recorders:
+            _recorders[key] = EmbeddedRecorder(address, database, definitions, defines=user.records), WeakSet()
+        recorder, users = _recorders[key]
+        users.add(user)
+        return recorder
 
 
-after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
-atexit.register(EmbeddedRecorders.warn_at_exit)
+def release(user: Any, recorder: "EmbeddedRecorder") -> bool:
+    """End one use of the recorder. Return True for the last use: the caller then closes the recorder.
+
+    An application that lost a connection may open another, and release only that one.
+    """
+    with _lock:
+        for key, (known, users) in list(_recorders.items()):
+            if known is recorder:
+                users.discard(user)
+                if all(other.is_lost for other in users):
+                    del _recorders[key]
+                    return True
+    return False
+
+
+def _warn_at_exit() -> None:
+    left: dict[str, int | None] = {}
+    for recorder, _ in list(_recorders.values()):
+        left |= recorder.left()
+    warn_of_unrecorded("the process", left, "; to record them, call relatum.release(…) before the process ends")
+
+
+def _renew(_: object) -> None:
+    """Drop the parent's recorders in a forked child, which lacks their threads. The child starts its own."""
+    global _lock, _recorders
+    _lock = threading.Lock()
+    leave_to_parent(_recorders)
+    _recorders = {}
+
+
+after_fork(acquire, _renew)
+atexit.register(_warn_at_exit)
 
 
 def warn_of_unrecorded(subject: str, left: Mapping[str, int | None], hint: str = "") -> None:

@@ -7,6 +7,9 @@ from time import time_ns
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from pika import BlockingConnection
+from pika.connection import Connection
+
 from relatum.common.checks import checked_names
 from relatum.common.uuid7 import uuid7
 from relatum.errors import ConfigurationError, RelatumError
@@ -132,7 +135,7 @@ def intercept(
         interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait here. Instead, its first publishes wait, or later ones raise the conflict.
-            interception.await_agreement(may_wait=client.may_wait(connection))
+            interception.await_agreement(may_wait=isinstance(connection, BlockingConnection))
         except RelatumError:
             interception.release()
             raise
@@ -174,8 +177,8 @@ def statistics(connection: object) -> PublisherStatistics:
 
 
 def _client_of(connection: object) -> Any:
-    """Return a connection's adapter: it has `NAME`, `intercept` and `release`; those of connections also `may_wait`."""
-    if pika_connections.is_connection(connection):
+    """Return a connection's adapter: it has `NAME`, `intercept` and `release`."""
+    if isinstance(connection, BlockingConnection | Connection):
         return pika_connections
     # `__class__` of a proxy is the class of its object; `type(…)` is not.
     for kind in connection.__class__.__mro__:

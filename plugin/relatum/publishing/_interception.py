@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
+from pika import BlockingConnection
+from pika.connection import Connection
+
 from relatum import metrics
 from relatum.common.checks import as_options, checked_choice, checked_name, checked_seconds
 from relatum.common.closing import close_when_dropped, close_within
@@ -21,7 +24,7 @@ from relatum.errors import (
 )
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
-from relatum.publishing._embedded import EmbeddedRecorders, warn_of_unrecorded
+from relatum.publishing import _embedded
 from relatum.publishing._locate import Locator
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import Broker, BrokerAddress
@@ -168,9 +171,7 @@ class Interception:
         self.records = options.database is not None and options.recorder == "embedded"
         """Whether this process records the streams that the connection publishes to."""
         if options.database is not None and (self.records or options.definitions):
-            self._recorder = EmbeddedRecorders.acquire(
-                self.address(), options.database, options.definitions, records=self.records
-            )
+            self._recorder = _embedded.acquire(self, self.address(), options.database, options.definitions)
             for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
@@ -181,6 +182,12 @@ class Interception:
 
     def check_usable(self) -> None:
         """Raise `UsedAfterFork` in a forked child, by `refuse_in_child`; otherwise do nothing."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a pika connection has ended: it cannot be opened again. One that is not open yet is closed, too."""
+        is_pika = isinstance(self._connection, BlockingConnection | Connection)
+        return is_pika and self._connection.is_closed and self.counts.published > 0
 
     def address(self) -> BrokerAddress:
         """Return the address and login for reading streams: those of the option `broker`, or of the connection."""
@@ -277,7 +284,7 @@ class Interception:
         metrics.retire(self.counts)
         recorder, self._recorder = self._recorder, None
         locator, self._locator = self._locator, None
-        if recorder is not None and not EmbeddedRecorders.release(recorder):
+        if recorder is not None and not _embedded.release(self, recorder):
             # Other connections use the recorder.
             recorder = None
         closers = [resource.close for resource in (recorder, locator) if resource is not None]
@@ -290,7 +297,7 @@ class Interception:
             close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
             self.counts.left = recorder.left()
-            warn_of_unrecorded("relatum.release(…)", self.counts.left)
+            _embedded.warn_of_unrecorded("relatum.release(…)", self.counts.left)
 
 
 def interception_of(connection: object) -> Any:

@@ -55,8 +55,9 @@ _AWAITED_STREAMS_MAX: Final = 32
 """Streams of one exchange whose recording a receipt waits for. With more, it returns the first recorded places."""
 
 PLACES: Final = sql("""
-    SELECT message_id, name, stream_offset FROM relatum.receipts JOIN relatum.streams USING (stream_id)
-    WHERE message_id = ANY (:receipts::text[]) AND vhost = :vhost::text""")
+    SELECT message_id, name, min(stream_offset) FROM relatum.receipts JOIN relatum.streams USING (stream_id)
+    WHERE message_id = ANY (:receipts::text[]) AND vhost = :vhost::text GROUP BY message_id, name""")
+"""Selects the places of messages. A consumer that publishes a message again copies its header, at a later offset."""
 
 RECORDED_TO: Final = sql("""
     SELECT name, max(to_offset) FROM relatum.streams LEFT JOIN relatum.coverage USING (stream_id)
@@ -90,6 +91,8 @@ class SentMessage:
     sent_at: datetime
     """When the message was passed to the client, by this machine's clock. `monotonic_s` is the same moment."""
     monotonic_s: float
+    has_copies: bool
+    """Whether a header also routes the message to other queues."""
 
     @classmethod
     def of(
@@ -114,7 +117,8 @@ class SentMessage:
         request = headers.get(RECEIPT_HEADER)
         receipt = request if isinstance(request, str) else message_id if request is True else None
         time_us = headers.get(TIME_HEADER)
-        return cls(_text(exchange), _text(routing_key), message_id, receipt, time_us, content, at, sent_s)
+        has_copies = not headers.keys().isdisjoint(("CC", "BCC"))
+        return cls(_text(exchange), _text(routing_key), message_id, receipt, time_us, content, at, sent_s, has_copies)
 
     def is_in(self, message: Message) -> bool:
         try:
@@ -235,10 +239,10 @@ class Locator:
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
             is_queue = name and not name.startswith(RESERVED_PREFIX)
-            return Destinations(frozenset([name] if is_queue else ()), is_exact=True)
+            return Destinations(frozenset([name] if is_queue else ()), is_exact=not sent.has_copies)
         bound = self._bound_streams(exchange)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
-            return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=True)
+            return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=not sent.has_copies)
         return Destinations(bound | self._configured_streams, is_exact=False)
 
     def _bound_streams(self, exchange: str) -> frozenset[str]:
@@ -303,7 +307,9 @@ class Locator:
             return
         now = time.monotonic()
         for number, search in enumerate(searches):
-            search.places = search.places | places[search.sent.receipt]
+            streams, is_exact = search.where.streams, search.where.is_exact
+            found = (place for place in places[search.sent.receipt] if not is_exact or place.stream in streams)
+            search.places = search.places.union(found)
             search.recorded_to = recorded_to
             if search.has_all or now >= search.deadline:
                 yield number, True

@@ -128,9 +128,11 @@ class Publisher(Replacement):
             sent = exchange, routing_key, properties.message_id, properties.headers, body, *began
             ended = self._outcome(error, sent)
             raise interception.counts.sent_and_failed(ended) from error
+        finally:
+            # Also after an error or an interrupt: the broker counts each message that was sent.
+            if self.delivery_tag is not None and self.connection.frames_sent != frames and self._is_confirming():
+                self.delivery_tag += 1
         interception.counts.published += 1
-        if self.delivery_tag is not None and self._is_confirming():
-            self.delivery_tag += 1
         return result
 
     def begin_counting(self) -> None:
@@ -190,9 +192,11 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
-        if interception.active:
-            _intercept_channel(connection, channel, interception)
+    def on_channel(*_args: Any, **_kwargs: Any) -> None:
+        # A subclass may return something else than the new channel, such as a future.
+        for channel in _channels(connection) if interception.active else ():
+            if PUBLISHER not in vars(channel):
+                _intercept_channel(connection, channel, interception)
 
     def on_new_secret(_result: Any, new_secret: Any, *_args: Any, **_kwargs: Any) -> None:
         note_secret(connection, new_secret)
@@ -201,17 +205,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     install(connection, "channel", AfterCall(lambda: connection, "channel", on_channel))
     # pika sends a new password to the broker without storing it, but Relatum's readers need it.
     install(connection, "update_secret", AfterCall(lambda: connection, "update_secret", on_new_secret))
-    for channel in _channels(connection):
-        _intercept_channel(connection, channel, interception)
-
-
-def is_connection(connection: object) -> bool:
-    return isinstance(connection, BlockingConnection | Connection)
-
-
-def may_wait(connection: "BlockingConnection | Connection") -> bool:
-    """Return whether the connection's thread may wait: the thread of a callback connection runs an event loop."""
-    return isinstance(connection, BlockingConnection)
+    on_channel()
 
 
 def release(connection: "BlockingConnection | Connection") -> None:

@@ -130,7 +130,7 @@ async def publish_async(
         name, routing_key = await target.target.destination_async(channel, message, routing_key)
         target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
-    if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
+    if not exchange.channel.publisher_confirms:
         raise ConfigurationError("a receipt needs publisher confirms: open the channel with publisher_confirms=True")
     await interception.wait_for_definitions()
     interception.check_receipts()

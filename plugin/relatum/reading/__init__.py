@@ -14,17 +14,11 @@ from relatum.reading._agreement import (
     leaders_bounds,
     position_of,
 )
-from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
+from relatum.reading._amqp import blocking_connection, close_in_time, in_time
 from relatum.reading._async_reader import AsyncStreamReader, SharedReader
 from relatum.reading._bounds import StreamBounds, concerns_broker, refusal
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._connection import (
-    RECEIVE_BYTES,
-    SILENCE_HEARTBEATS,
-    STREAM_PORT_ERRORS,
-    SocketConnection,
-    stream_connection,
-)
+from relatum.reading._connection import STREAM_PORT_ERRORS, SocketConnection, stream_connection
 from relatum.reading._login import AuthMechanism, BrokerLogin, HeldPassword, login_of_query
 from relatum.reading._many import ChunkCache
 from relatum.reading._message import Message, type_and_id_of
@@ -38,7 +32,6 @@ from relatum.reading._message_parts import (
     reply_to_text,
 )
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._nodes import UNREACHABLE_S, other_nodes
 from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
@@ -48,12 +41,8 @@ from relatum.wire.frames import NodeAddress, StreamPlaces
 
 __all__ = [
     "CONNECTIONS_MAX",
-    "GOODBYE_S",
     "HEARTBEAT_S",
-    "RECEIVE_BYTES",
-    "SILENCE_HEARTBEATS",
     "STREAM_PORT_ERRORS",
-    "UNREACHABLE_S",
     "Agreement",
     "AnyBroker",
     "AsyncStreamReader",
@@ -87,6 +76,7 @@ __all__ = [
     "bounds_or_error",
     "check_limit",
     "claimed_identity",
+    "close_in_time",
     "concerns_broker",
     "header_value",
     "in_time",
@@ -94,7 +84,6 @@ __all__ = [
     "leaders_bounds",
     "login_of_query",
     "message_time",
-    "other_nodes",
     "parts_of_delivery",
     "pika_long",
     "position_of",

@@ -129,9 +129,14 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
             with in_time(connection, timeout_s):
                 yield connection
         finally:
-            if connection.is_open:
-                with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
-                    connection.close()
+            close_in_time(connection)
+
+
+def close_in_time(connection: pika.BlockingConnection) -> None:
+    """Close a connection, even if the broker does not answer."""
+    if connection.is_open:
+        with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+            connection.close()
 
 
 def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
@@ -157,10 +162,8 @@ def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float
     is declared again between them would be missing first, and then look like a queue.
 
     Only "no queue" means that the name is unused: a starting node or cluster answers 404 for existing streams, too
-    ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
-
-    Raises:
-        StreamUnavailable: The stream exists after all, or may exist.
+    ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6. Raises `StreamUnavailable` if
+    the stream exists after all, or may exist.
     """
     name = error.stream
     try:

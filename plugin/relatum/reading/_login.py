@@ -136,10 +136,9 @@ class BrokerLogin:
 
 
 def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_clients: bool = False) -> BrokerLogin:
-    """Return the login of a URL's query.
+    """Return the login of a URL's query. An `ssl_context` replaces the query's files, as in aiormq.
 
-    - `ssl_context`: Replaces the query's files, as in aiormq.
-    - `is_clients`: True for a client library's URL, whose other parameters need no warning.
+    `is_clients`: True for a client library's URL, whose other parameters need no warning.
     """
     options: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):

@@ -213,10 +213,8 @@ of bytes and numbers. So messages are created when they are yielded."""
 class Part:
     """Ids that are read together, and their results. It handles some thousand ids in the time of one attach.
 
-    Attributes:
-        wanted: The offsets to read by stream, ascending.
-        rest: Once `results` has ended: the ids from the first dropped one on.
-        is_full: Whether more arrived than may be held, so that some messages were dropped and must be read again.
+    `wanted`: The offsets to read by stream, ascending. `is_full`: More arrived than may be held, so some messages were
+    dropped and must be read again. `rest`: Once `results` has ended, the ids from the first dropped one on.
     """
 
     def __init__(self, places: list[Place], bytes_max: int = WINDOW_BYTES_MAX) -> None:

@@ -172,10 +172,9 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
 
 
 def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
-    """Search a map for names, and decode only their values.
+    """Search a map for `wanted` names in UTF-8, and decode only their values into `found`, at the index of each name.
 
-    - `wanted`: The names, in UTF-8, each with its index in `found`.
-    - `found`: Receives the values. If a name occurs twice, the last value counts.
+    If a name occurs twice, the last value counts.
     """
     # RabbitMQ's form of small maps is handled here, which saves a call and a tuple for each message.
     if raw[position] == 0xC1 and raw[position + 1] and not raw[position + 2] & 1:
@@ -281,14 +280,10 @@ _DECODERS: Final[dict[int, Callable[[bytes], Any]]] = {
 def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[int] | None = None) -> tuple[Any, int]:
     """Decode any value, and return it with its end.
 
-    - `depth`: The number of values that enclose it.
-    - `values_left`: A list of the number of values still allowed, which this call reduces; None: `VALUES_MAX`. A value
-      that contains more becomes `Opaque`.
+    `depth`: The number of values that enclose it. `values_left`: A list of the number of values still allowed, which
+    this call reduces; None: `VALUES_MAX`. A value that contains more becomes `Opaque`.
 
-    Returns:
-        Text as `str` (as `bytes` if it is not UTF-8, which RabbitMQ 3.10 accepts), symbols as `str`, numbers as `int`
-        or `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists and maps as `list` and
-        `dict`, described values as their value, everything else as `Opaque`.
+    Text that is not UTF-8, which RabbitMQ 3.10 accepts, is returned as `bytes`; a described value as the value itself.
     """
     end = end_of_value(raw, position)
     code = raw[position]

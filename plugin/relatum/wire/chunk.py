@@ -58,18 +58,10 @@ class UnreadableRecord(bytes):
 
 
 class Chunk(NamedTuple):
-    """A chunk with a correct checksum, not split yet.
+    """A chunk with a correct checksum, not split yet. Its entries are in the frame `data`, up to `data_end`.
 
-    Attributes:
-        subscription: The id of the subscription it was delivered to.
-        first_offset: The offset of its first record.
-        record_count: The number of its records, including those inside sub-entry batches.
-        entry_count: The number of its entries; equal to `record_count` if there is no sub-entry batch.
-        time_ms: When the leader wrote it, milliseconds since 1970, UTC.
-        epoch: The leader's term; grows with every election.
-        data: The frame that contains it.
-        data_start: The position of its first entry in `data`.
-        data_end: The position after its last entry in `data`.
+    `entry_count` equals `record_count` if there is no sub-entry batch. The leader wrote it at `time_ms`, milliseconds
+    since 1970, UTC. `epoch` is the leader's term; it grows with every election.
     """
 
     subscription: int
@@ -91,9 +83,7 @@ class Chunk(NamedTuple):
 def decode_deliver(frame: bytes) -> Chunk:
     """Return the chunk in a Deliver frame, given from its key on (without the size).
 
-    Raises:
-        ProtocolError: The frame is too short, or its version is unknown.
-        ChunkCorrupt: The header is invalid or the checksum is wrong.
+    Raises `ProtocolError` for a short frame or an unknown version, `ChunkCorrupt` for a wrong header or checksum.
     """
     try:
         version = frame[3]

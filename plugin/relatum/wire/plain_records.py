@@ -9,12 +9,8 @@ def plain_records(
 ) -> tuple[list[bytes], int] | None:
     """Return `count` records from a position on, and their end position. None if an entry is a sub-entry batch.
 
-    If the last record is truncated, the end position is beyond the data. The caller checks this.
-
-    - `indexes`: Return only the records at these indexes, ascending from 0.
-
-    Raises:
-        IndexError: The data ends before the last entry begins.
+    `indexes`: Return only the records at these indexes, ascending from 0. Raises `IndexError` if the data ends before
+    the last entry begins. If the last record is truncated, the end position is beyond the data; the caller checks this.
     """
     records: list[bytes] = []
     wanted = copied = 0

@@ -159,12 +159,8 @@ class StreamSession:
     def receive(self, data: bytes | memoryview) -> list[Event]:
         """Return the events in the received bytes, in order. An incomplete frame is kept for the next call.
 
-        Raises:
-            ProtocolError: The bytes are not frames, or are invalid frames.
-            ChunkCorrupt: A chunk is damaged.
-            AccessRefused: The server closed the connection: this user may not use the virtual host, or there is none.
-            ConnectionLost: The server closed the connection for another reason, which the message gives.
-            AnotherProtocol: The server's first bytes are not a frame.
+        Raises `ProtocolError` for invalid frames, `AnotherProtocol` if the first bytes are no frame, `ChunkCorrupt`,
+        and, if the server closed the connection, `AccessRefused` (of the virtual host) or `ConnectionLost`.
         """
         buffer = self._buffer
         buffer += data

@@ -230,12 +230,7 @@ class ComponentLoop:
 
 
 class RepeatedTask(NamedTuple):
-    """Work that a component repeats; see `ComponentLoop.repeat`. Call `wake` and `cancel` in the loop.
-
-    Attributes:
-        wake: Runs the work now, or once more if it is running.
-        cancel: Ends the work, and cancels a running call.
-    """
+    """Work that a component repeats. Call `wake` (run now, or once more) and `cancel` (end it) in the loop."""
 
     wake: Callable[[], object]
     cancel: Callable[[], object]

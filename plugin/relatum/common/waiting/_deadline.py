@@ -30,14 +30,9 @@ _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default
 
 
 class Deadline:
-    """The moment by which work must end. Thread-safe.
+    """The moment by which work must end: in `seconds` (None: no limit, until `end_in` sets one). Thread-safe.
 
-    Args:
-        seconds: Seconds from now; None for no limit, until `end_in` sets one.
-        outer: Deadlines that also apply; None for no deadline.
-
-    Attributes:
-        seconds: The argument.
+    `outer` are deadlines that also apply.
     """
 
     __slots__ = ("_outer", "_until", "seconds")
@@ -81,11 +76,7 @@ class Deadline:
 
 
 class AfterStop(Deadline):
-    """A deadline `STOPPED_S` after a stop was requested, so that a stop does not wait for an unavailable server.
-
-    Args:
-        stop: The event that requests the stop.
-    """
+    """A deadline `STOPPED_S` after a stop was requested, so that a stop does not wait for an unavailable server."""
 
     __slots__ = ("_stop",)
 
@@ -105,11 +96,8 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
     """Set the deadline of calls in the block. An outer deadline also applies.
 
     This is a class because every lookup uses it, and a generator is slower. Do not `yield` to a caller in the block:
-    the deadline would apply to the caller's code.
-
-    Args:
-        seconds: Seconds from now; None for a deadline without a limit, which can be shortened. A `Deadline`
-            replaces the outer deadline.
+    the deadline would apply to the caller's code. `seconds`: None for a deadline without a limit, which can be
+    shortened. A `Deadline` replaces the outer deadline.
     """
 
     __slots__ = ("_seconds", "_token")

@@ -50,11 +50,7 @@ _OF_STREAM: Final = (StreamUnavailable, StreamNotFound)
 
 
 def may_repeat(error: BaseException) -> bool:
-    """Whether the failed work may be retried unchanged, because time alone may end the failure.
-
-    False for unexpected errors (not Relatum's), bad input, data that cannot be read or written, conflicts, and errors
-    that need an operator (`needs_operator`).
-    """
+    """Whether the failed work may be retried unchanged, because time alone may end the failure."""
     return isinstance(error, Transient)
 
 
@@ -105,11 +101,8 @@ def log_failure(
 ) -> None:
     """Log an error that ended some work: a Relatum error in one line, an unexpected error with its traceback.
 
-    Work that is retried reports errors to `Outages` instead, which logs an outage once.
-
-    - `what`: The work and its subject.
-    - `level`: The level for Relatum's errors; INFO if no action is needed. Default: WARNING.
-    - `extra`: Fields of the log record. None (default): no fields.
+    Work that is retried reports errors to `Outages` instead, which logs an outage once. `what`: The work and its
+    subject. `level`: The level for Relatum's errors; INFO if no action is needed.
     """
     if isinstance(error, RelatumError):
         logger.log(level, "%s: %s", what, ended(error), extra=extra)
@@ -156,10 +149,7 @@ class Outages:
     # --- reports ----------------------------------------------------------------------------------------------------
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Note that a part cannot continue, and log the cause if it is new; an unexpected error with its traceback.
-
-        `part`: The part's name in the log: "recording of stream 'orders'".
-        """
+        """Note that a part ("recording of stream 'orders'") cannot continue, and log the cause if it is new."""
         with self._lock:
             previous = self._waiting.get(part)
             cause = _cause(error, previous)

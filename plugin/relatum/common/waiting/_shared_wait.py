@@ -34,12 +34,9 @@ class SharedWait(Generic[_Query, _Answer]):
     """The waits of many threads and tasks. One thread polls while there are waits. Thread-safe.
 
     Each wait has its own future and time limit. A waiting task needs no thread. A forked child starts without waits.
-
-    Args:
-        poll: Queries for all waits, in the polling thread. It yields the index and the answer of each query that has an
-            answer; the other queries are repeated. All waits raise its errors, except a time-out after `POLL_S`.
-        name: The thread's name.
-        first_s: Maximum seconds before the first poll for a new wait; 0 if the caller has not queried before.
+    `poll` queries for all waits, and yields the index and the answer of each query that has an answer; the others are
+    repeated. All waits raise its errors, except a time-out after `POLL_S`. The first poll for a new wait follows within
+    `first_s`.
     """
 
     def __init__(

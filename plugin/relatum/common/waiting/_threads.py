@@ -41,8 +41,7 @@ class NoThreadInTime(Transient, TimeoutError):
 class Threads:
     """Up to `most` daemon threads for calls, started on demand. Idle threads end after `IDLE_S`.
 
-    Calls must check a deadline or be short: a call that hangs occupies its thread. A forked child starts without
-    threads and calls.
+    A call that hangs occupies its thread. A forked child starts without threads and calls.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -170,22 +169,16 @@ async def in_thread(
 ) -> _Result:
     """Call a function in a thread, within the task's deadline, and return its result.
 
-    When the task is cancelled, the call's deadline ends, and the task waits `CANCELLED_WAIT_S` at most for the call. By
-    then, the call has released its connections and locks, unless it hangs in code that ignores deadlines.
+    When the task is cancelled, the call's deadline ends, and the task waits `CANCELLED_WAIT_S` at most for the call
+    (`to_end`: without limit, because following work must not overtake it). By then, the call has released its
+    connections and locks, unless it hangs in code that ignores deadlines.
 
-    Args:
-        threads: The threads to use. None: 32 threads that the whole process shares, for occasional calls.
-        function: The function to call.
-        args: Its arguments.
-        ending: A further deadline of the call; None (default) for no deadline.
-        returned: Called in a thread with the result of a cancelled call, to release it; None (default) if results need
-            no release.
-        to_end: True waits until a cancelled call has ended, without limit, because following work must not overtake it.
-            Default: False.
+    - `threads`: None: 32 threads that the whole process shares, for occasional calls.
+    - `ending`: A further deadline of the call.
+    - `returned`: Called in a thread with the result of a cancelled call, to release it.
 
-    Raises:
-        NoThreadInTime: no thread became free before the deadline; the function was not called.
-        RuntimeError: the caller runs in one of these threads, and would wait for itself.
+    Raises `NoThreadInTime` if no thread became free before the deadline, so that the function was not called, and
+    `RuntimeError` in one of these threads, which would wait for itself.
     """
     deadline = Deadline(None, current(), ending)
     with within(deadline):

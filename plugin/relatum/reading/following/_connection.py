@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from relatum.errors import ConnectionLost, RelatumError, StreamUnavailable
-from relatum.reading import RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection, refusal
+from relatum.reading import SocketConnection, refusal
+from relatum.reading._connection import RECEIVE_BYTES, SILENCE_HEARTBEATS
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
 from relatum.wire.frames import Code, Start, StartSpec

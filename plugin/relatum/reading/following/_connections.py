@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.common.waiting import Pauses
 from relatum.errors import ConfigurationError, StreamNotHere
-from relatum.reading import UNREACHABLE_S, NodeAddress, SocketConnection, StreamPlaces, other_nodes
+from relatum.reading import NodeAddress, SocketConnection, StreamPlaces
+from relatum.reading._nodes import UNREACHABLE_S, other_nodes
 from relatum.reading.following._connection import Connection, Interrupted, Subscription
 
 if TYPE_CHECKING:
