@@ -163,6 +163,9 @@ async def over_stdio(options: WebOptions) -> None:
 
 async def _call(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """Return a tool's answer as text and as JSON; for an error, its text and None."""
+    if site.servers.unavailable:
+        # Over stdio, no task watches the servers.
+        await site.unavailable(now=True)
     timeout_s, started_at = _TIMEOUT_FACTOR * site.options.timeout_s, time.monotonic()
     try:
         with anyio.fail_after(timeout_s):
