@@ -302,3 +302,11 @@ def test_a_message_has_only_its_own_outcomes(place: Place, own: Asking) -> None:
     ):
         place.sql(change)
         assert len(own.get(f"/api{at(place.stream, 0)}").json()["outcomes"]) == count, change
+
+
+def test_groups_of_other_streams_hide_none(place: Place, own: Asking, other_stream: str) -> None:
+    """The list of a stream's groups continues behind any number of newer groups of other streams."""
+    place.put_recorded(of_group(1, 1), keys=[GROUP_KEY])
+    place.put_recorded(*(of_group(number, 1) for number in range(2, 14)), to=other_stream, keys=[GROUP_KEY])
+    rows = pages(own, "/groups", "groups", show="all", stream=place.stream, limit=1)
+    assert [row["group_id"] for row in rows] == [group_id(1)]
