@@ -394,3 +394,9 @@ def test_its_sessions_write_nothing(world: World) -> None:
         assert connection.execute("SHOW statement_timeout").fetchone() == ("12300ms",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM relatum.events")
+
+
+def test_a_stream_may_have_the_name_of_a_super_stream(place: Place, own: Asking) -> None:
+    """Each page of the list has its own streams, although the name also means the super stream's partitions."""
+    place.sql("INSERT INTO relatum.streams (name, super_stream) VALUES ('a', NULL), ('a-0', 'a'), ('a-1', 'a')")
+    assert [row["stream"] for row in pages(own, "/streams", "streams", limit=1)] == ["a", "a-0", "a-1"]

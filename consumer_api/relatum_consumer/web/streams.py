@@ -135,10 +135,11 @@ async def streams(site: Site, query: StreamsParameters) -> StreamsAnswer:
     named = [name for name in recorded if query.q.casefold() in name.casefold()]
     stop = query.cursor + query.limit
     page = named[query.cursor : stop]
-    found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
+    # A name may also mean a super stream, whose partitions may be on other pages.
+    found = {each.stream: each for each in await statuses(site, page)}
     recorders = await site.cached("recorders", CACHE_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
-        streams=tuple(found),
+        streams=tuple(found[name] for name in page if name in found),
         total=len(named),
         recorded=len(recorded),
         keys=(await keys(site, NoParameters())).keys,
