@@ -299,3 +299,11 @@ def test_a_conversation_has_no_masked_value_in_any_form(talks: Talks) -> None:
         stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
         assert stopped
         assert all(each["value"].startswith("~") for each in stopped if each["key"])
+
+
+def test_a_binary_body_is_whole_unless_the_page_says_otherwise(place: Place, own: Asking) -> None:
+    """Each line of hexadecimal is shown."""
+    place.put_recorded(b"\xff" * 5_000, keys=["order_id"])
+    shown = own.get(at(place.stream, 0)).text
+    assert "00001380" in shown
+    assert "Only the beginning" not in shown

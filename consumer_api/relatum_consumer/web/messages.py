@@ -159,9 +159,6 @@ BodyKind = Literal["empty", "json", "text", "binary", "masked"]
 _CHECKED_CHARACTERS: Final = 65_536
 """How many characters of a text are searched for control characters."""
 
-HEX_BYTES_MAX: Final = 4_096
-"""Maximum bytes shown in hexadecimal."""
-
 JSON_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of a body parsed as JSON; a larger body counts as text."""
 
@@ -264,9 +261,9 @@ def indented(text: str) -> str | None:
 
 
 def hex_lines(body: bytes) -> list[str]:
-    """Return the beginning of a body as `hexdump -C` shows it."""
+    """Return a body as `hexdump -C` shows it."""
     lines = []
-    for start in range(0, min(len(body), HEX_BYTES_MAX), 16):
+    for start in range(0, len(body), 16):
         row = body[start : start + 16]
         letters = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
         lines.append(f"{start:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {letters}")
