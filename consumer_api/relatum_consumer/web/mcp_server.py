@@ -187,7 +187,7 @@ async def _answer(site: Site, tool: Endpoint, query: Parameters) -> dict[str, An
         limit = max(1, min(limit // 2, int(0.8 * limit * _ANSWER_CHARACTERS_MAX / length)))
         shown = document(await tool.answer(site, query.model_copy(update={"limit": limit})), _visible)
         cut = f"With limit={wanted} the answer was too long: it was cut to limit={limit}. "
-    go_on = _continuation(shown)
+    go_on = _continuation(shown, limit)
     for items in _CUT_ITEMS:
         if len(_text_of(shown)) > _ANSWER_CHARACTERS_MAX:
             shown = _cut(shown, items)
@@ -195,12 +195,12 @@ async def _answer(site: Site, tool: Endpoint, query: Parameters) -> dict[str, An
     return {"notice": _NOTICE, "go_on": cut + go_on, "answer": shown}
 
 
-def _continuation(answer: Mapping[str, Any]) -> str:
-    """Return how to request the rest of an answer; empty if the answer is complete."""
+def _continuation(answer: Mapping[str, Any], limit: int) -> str:
+    """Return how to request the rest of an answer with lists of `limit` items at most; empty if it is complete."""
     if answer.get("next") is not None:
         return f"There is more: ask again with all the same arguments and cursor={answer['next']!r}."
-    if answer.get("may_be_more"):
-        return "There may be more: ask with a higher limit, streams, or smaller before_s and after_s."
+    if answer.get("may_be_more") or limit in (len(answer.get(name, ())) for name in ("values", "expectations")):
+        return "There may be more: ask with a higher limit, a longer prefix, streams, or smaller before_s and after_s."
     body = answer.get("body", {"kind": "masked"})
     if body["kind"] != "masked" and body["end"] < body["bytes"]:
         return f"The body has {body['bytes']:,} bytes: ask again with body_from={body['end']}."
