@@ -2,13 +2,17 @@
 
 import html
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from relatum import Broker
+from relatum.common.waiting import within
+from relatum.errors import Transient
 from relatum_consumer.web.site import KEPT_MAX, Links, Site
 from tests.support import LIMIT_S, in_a_try, wait_until
 from tests.support.proxy import Proxy
@@ -203,3 +207,30 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
 
     anyio.run(many)
     assert asked == 1
+
+
+def test_a_call_waits_for_a_thread_only_until_its_deadline(world: World) -> None:
+    """A page that leaves out a part after seconds is not held up by calls that take longer."""
+
+    async def ask() -> None:
+        site, ending = Site(world.page(), Links()), threading.Event()
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(site.in_thread, ending.wait, 5.0)
+            await anyio.lowlevel.checkpoint()
+            with within(0.2), pytest.raises(Transient):
+                await site.in_thread(int)
+            ending.set()
+        await site.close()
+
+    anyio.run(ask)
+
+
+def test_callers_of_a_silent_broker_wait_together(world: World, amqp_url: str, stream_url: str) -> None:
+    """However many there are, none waits for the time-outs of all those before it."""
+    with Proxy.to(stream_url) as proxy:
+        proxy.mode = "frozen"
+        broker = Broker(amqp_url, stream_url=proxy.url(stream_url))
+        with asking(world.page(broker=broker, timeout_s=1.0)) as page, in_time(5):
+            found = page.together([f"/api/live?limit={number}" for number in range(1, 41)])
+        assert {each.status_code for each in found} == {503}

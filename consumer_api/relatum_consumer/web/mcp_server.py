@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 import relatum_consumer.web.application  # noqa: F401 - it imports all endpoints
 from relatum.common.checks import seconds_text
 from relatum.common.documents import document
-from relatum_consumer.web.endpoint import ENDPOINTS, Endpoint, diagnose
+from relatum_consumer.web.endpoint import ENDPOINTS, LIMIT_FACTOR, Endpoint, diagnose
 from relatum_consumer.web.options import WebOptions
 from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of
 from relatum_consumer.web.problems import NARROW_HINT
@@ -66,9 +66,6 @@ _CUT_ITEMS = (8, 2)
 
 _UNCUT_FIELDS: Final = frozenset({"next", "stream", "part"})
 """Fields whose texts are never cut: a part would be useless, or they are already bounded."""
-
-_TIMEOUT_FACTOR: Final = 3.0
-"""The time limit of a call, as a multiple of a lookup's: some calls need several lookups."""
 
 _ERROR_CHARACTERS_MAX: Final = 8_000
 """Maximum characters of an error: room for the names of twenty streams."""
@@ -166,7 +163,7 @@ async def _call(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> tup
     if site.servers.unavailable:
         # Over stdio, no task watches the servers.
         await site.unavailable(now=True)
-    timeout_s, started_at = _TIMEOUT_FACTOR * site.options.timeout_s, time.monotonic()
+    timeout_s, started_at = LIMIT_FACTOR * site.options.timeout_s, time.monotonic()
     try:
         with anyio.fail_after(timeout_s):
             structured = await _answer(site, tool, parsed(tool.parameters, arguments))

@@ -11,9 +11,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
-import anyio
-import anyio.to_thread
-
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
@@ -196,7 +193,7 @@ _Value = TypeVar("_Value")
 class _CacheEntry:
     value: Any = None
     until: float = 0.0
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Site:
@@ -217,8 +214,8 @@ class Site:
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self._reader: AsyncStreamReader | None = None
-        self._opening = anyio.Lock()
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._opening = asyncio.Lock()
+        self._threads = Threads(_THREADS, "relatum-web-calls")
         self._cache: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
@@ -226,6 +223,7 @@ class Site:
         await self.relations.close()
         if self._reader is not None:
             await self._reader.close()
+        self._threads.shutdown()
         self.database.close()
 
     async def reader(self) -> AsyncStreamReader:
@@ -316,8 +314,8 @@ class Site:
             return entry.value  # type: ignore[no-any-return]
 
     async def in_thread(self, function: Callable[..., _Value], *arguments: Any, **options: Any) -> _Value:
-        """Run a blocking call in a thread; at most a few run concurrently."""
-        return await anyio.to_thread.run_sync(partial(function, *arguments, **options), limiter=self._threads)
+        """Run a blocking call in a thread, within the task's deadline; at most a few run concurrently."""
+        return await in_thread(self._threads, partial(function, *arguments, **options))
 
 
 def read_only(database: str, statement_s: float) -> str:
