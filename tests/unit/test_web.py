@@ -390,3 +390,17 @@ def test_what_all_bodies_of_a_list_share_is_left_out() -> None:
     ]
     for bodies in ([b'{"a": 1}'], [b'{"a": 1}', b'{"a": 1}'], [b'{"a": 1}', b'{"b": 1}'], [b'{"a": 1}', b"text"], []):
         assert previews(bodies) == [preview(each) for each in bodies]
+
+
+def test_it_is_called_by_the_address_that_it_listens_on() -> None:
+    """The address that `relatum web` prints is answered."""
+    with page(host="127.0.0.2") as page_:
+        assert page_.get("/api/openapi.json", headers={"Host": "127.0.0.2:8440"}).status_code == 200
+
+
+def test_tools_refuse_whatever_is_not_their_own_site() -> None:
+    """Also an origin that is no address."""
+    with page(mcp=True) as page_:
+        for origin in ("http://[", "null", "", "http://evil.example"):
+            refused = page_.post("/mcp", json={}, headers={"Origin": origin})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "other_site"), origin

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -112,7 +112,7 @@ def _routes(
     async def tools(request: Request) -> ASGIApp:
         """Pass a request to the tools. The route accepts only POST, because the tools never push messages."""
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             problem = Problem(403, "other_site", "the request comes from a page of another site")
             return rendering.problem(problem, request.scope)
         handler: ASGIApp = request.app.state.mcp
