@@ -18,7 +18,7 @@ from tests.support import LIMIT_S, in_a_try, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, silent_database
 from tests.support.web import Asking, asking
-from tests.web.conftest import MANY, World, views
+from tests.web.conftest import BODIES, MANY, World, views
 from tests.web.test_api import harmless
 
 ANSWER_S = 2.0
@@ -164,6 +164,7 @@ def test_a_message_is_shown_without_the_database_once_it_is_known_what_is_masked
         text = page.get(f"/message?stream={world.orders}&offset=1").text
         assert "Headers" in text
         assert 'class="status failed"' in text
+        assert page.get(f"/message/body?stream={world.orders}&offset=1").content == BODIES[1]
 
 
 def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:

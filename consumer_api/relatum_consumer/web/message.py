@@ -239,7 +239,7 @@ _FILE_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; f
 
 
 async def body_file(site: Site, query: MessageParameters) -> Response:
-    await site.keys()
+    await site.keys_last_known()
     found = await site.relations.read(query.stream, query.offset)
     if site.masking.hides_body(found):
         raise Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")

@@ -255,14 +255,14 @@ class Site:
         return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
     def value_link(self, each: Any, place: Any = None) -> str:
-        """Return the URL of a search for a key's value: by the value, or by its message for a masked or composite key.
+        """Return the URL of a search for a key's value: by the value, or by its message if masked, composite or empty.
 
         The URL is empty if the key was removed, or if the message is needed and `place` is None.
         """
         definition = self.masking.definitions.get(each.key)
         if definition is None:
             return ""
-        if not self.masking.is_masked(definition) and not definition.is_composite:
+        if each.value and not self.masking.is_masked(definition) and not definition.is_composite:
             return self.links.search(key=each.key, value=each.value)
         if place is None:
             return ""
