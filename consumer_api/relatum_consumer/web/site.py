@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -83,19 +83,36 @@ _ANY_STREAM: Final = "relatum"
 """The stream that a check asks for. It need not exist: any answer shows that the broker is available."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Server:
     """RabbitMQ or PostgreSQL.
 
-    `cluster_name` is empty while unknown; `address` has host, port, and virtual host or database. `error` says why the
+    `address` has host, port, and virtual host or database; `cluster_name` is empty while unknown. `error` says why the
     server is unavailable, and `since` when that began; "" and None if it answers.
     """
 
     name: str
-    cluster_name: str
     address: str
+    cluster_name: str = ""
     error: str = ""
     since: datetime | None = None
+
+    async def check(self, request: Awaitable[object]) -> None:
+        """Wait for the answer to a request for at most `ANSWER_S`, and log changes."""
+        started, error = time.monotonic(), ""
+        try:
+            with within(ANSWER_S):
+                await request
+        except (RelatumError, TimeoutError) as failure:
+            is_late = time.monotonic() - started >= ANSWER_S
+            error = f"no answer within {ANSWER_S:g} s" if is_late else str(failure).rstrip(".")
+        if error and not self.error:
+            self.since = datetime.now(UTC)
+            log.warning("%s at %s is unavailable: %s. The page keeps checking it", self.name, self.address, error)
+        elif self.error and not error:
+            self.since = None
+            log.warning("%s at %s answers again", self.name, self.address)
+        self.error = error
 
 
 class Servers:
@@ -109,8 +126,8 @@ class Servers:
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
-        self.broker = Server("RabbitMQ", "", _address_text(BrokerAddress.of(broker)))
-        self.database = Server("PostgreSQL", "", self._database.address.name)
+        self.broker = Server("RabbitMQ", _address_text(BrokerAddress.of(broker)))
+        self.database = Server("PostgreSQL", self._database.address.name)
 
     @property
     def unavailable(self) -> tuple[Server, ...]:
@@ -120,10 +137,7 @@ class Servers:
     async def check(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
         reach_database = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(reach_database))
-        cluster_name = self.broker.cluster_name if self._reader is None else self._reader.cluster_name or ""
-        self.broker = _checked(replace(self.broker, cluster_name=cluster_name), broker)
-        self.database = _checked(self.database, database)
+        await asyncio.gather(self.broker.check(self._reach_broker()), self.database.check(reach_database))
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -134,34 +148,13 @@ class Servers:
     async def _reach_broker(self) -> None:
         if self._reader is None:
             self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
+            self.broker.cluster_name = self._reader.cluster_name or ""
         await self._reader.missing([_ANY_STREAM])
 
 
-async def _error_of(check: Awaitable[object]) -> str:
-    """Return why a check failed; empty if the server answered in time."""
-    started = time.monotonic()
-    try:
-        with within(ANSWER_S):
-            await check
-    except (RelatumError, TimeoutError) as error:
-        return str(error).rstrip(".") if time.monotonic() - started < ANSWER_S else f"no answer within {ANSWER_S:g} s"
-    return ""
-
-
-def _checked(server: Server, error: str) -> Server:
-    """Return the server's state after a check, and log changes."""
-    if not error:
-        if server.error:
-            log.warning("%s at %s answers again", server.name, server.address)
-        return replace(server, error="", since=None)
-    if server.since is None:
-        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.address, error)
-    return replace(server, error=error, since=server.since or datetime.now(UTC))
-
-
 def _address_text(address: BrokerAddress) -> str:
-    hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
-    return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
+    hosts = ",".join(each.where for each in address.each)
+    return f"{hosts}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
 
 
 # --- the site ---------------------------------------------------------------------------------------------
@@ -174,9 +167,6 @@ _STATEMENT_GRACE_S: Final = 5.0
 
 CACHE_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
-
-SECRET_CACHE_S: Final = 30.0
-"""Seconds for which the secret of digests is cached."""
 
 HUES: Final = 8
 """Number of the keys' colours, each with a letter."""
@@ -241,7 +231,7 @@ class Site:
         """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.cached("secret", SECRET_CACHE_S, partial(self.in_thread, self._secret))
+            self.masking.secret = await self.cached("secret", CACHE_S, partial(self.in_thread, self._secret))
         self.masking.update(definitions)
         return definitions
 
