@@ -16,7 +16,7 @@ from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.web.endpoint import endpoint, failure_text
-from relatum_consumer.web.messages import MessageRow, message_rows, shown_value
+from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Number, Parameters, TextList, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
@@ -38,7 +38,7 @@ _EXPIRED_LISTED: Final = 100
 
 def _position(site: Site, position: GroupPosition) -> GroupPosition:
     """Return a group's position for display: its id is a digest if the group key is masked."""
-    group_id = shown_value(site, GROUP_KEY.name, position.group_id)
+    group_id = site.masking.shown(GROUP_KEY.name, position.group_id)
     return replace(position, group_id=group_id, missing=position.missing[:_RANGES_LISTED])
 
 

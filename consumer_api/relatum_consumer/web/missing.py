@@ -11,7 +11,6 @@ from relatum.common.waiting import within
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
 from relatum_consumer.web.endpoint import endpoint, failure_text, gather
-from relatum_consumer.web.messages import shown_value
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
@@ -148,6 +147,6 @@ async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAn
         report=_without_lists(report),
         words=report.words,
         finding=finding,
-        results=tuple(replace(each, value=shown_value(site, by, each.value)) for each in rows[shown:stop]),
+        results=tuple(replace(each, value=site.masking.shown(by, each.value)) for each in rows[shown:stop]),
         next=cursor_of(finding, report.since, report.until, stop) if len(rows) > stop else None,
     )
