@@ -41,14 +41,6 @@ document.querySelector("[data-zone]")?.addEventListener("click", () => {
   drawTimes();
 });
 
-// Browsers scroll to the target, but may not move the focus.
-document.addEventListener("click", (event) => {
-  const skip = event.target.closest?.(".skip");
-  if (!skip) return;
-  event.preventDefault();
-  document.querySelector(skip.hash).focus();
-});
-
 const shortcuts = document.querySelector("[data-shortcuts]");
 shortcuts.checked = storedSetting("relatum-shortcuts") !== "off";
 shortcuts.addEventListener("change", () => storeSetting("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
