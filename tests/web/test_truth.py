@@ -13,12 +13,14 @@ import pytest
 from relatum import Broker
 from relatum.common.waiting import within
 from relatum.errors import Transient
+from relatum.store.catalog import mask_key
 from relatum_consumer.web.site import KEPT_MAX, Links, Site
 from tests.support import LIMIT_S, in_a_try, wait_until
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, silent_database
 from tests.support.web import Asking, asking
-from tests.web.conftest import BODIES, MANY, World, views
+from tests.web.conftest import BODIES, MANY, World, page_of, views
 from tests.web.test_api import harmless
 
 ANSWER_S = 2.0
@@ -235,3 +237,22 @@ def test_callers_of_a_silent_broker_wait_together(world: World, amqp_url: str, s
         with asking(world.page(broker=broker, timeout_s=1.0)) as page, in_time(5):
             found = page.together([f"/api/live?limit={number}" for number in range(1, 41)])
         assert {each.status_code for each in found} == {503}
+
+
+def test_a_key_is_masked_although_the_database_counts_as_away(place: Place) -> None:
+    """The check may lack a connection that lookups have."""
+    place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
+
+    async def ask() -> None:
+        site = Site(page_of(place), Links())
+        await site.keys_last_known()
+        assert not site.masking.is_masked_key("order_id")
+        site.servers.database.error = "too many connections"
+        mask_key(place.engine, "order_id", on=True)
+        with anyio.fail_after(20):
+            while not site.masking.is_masked_key("order_id"):
+                await site.keys_last_known()
+                await anyio.sleep(0.1)
+        await site.close()
+
+    anyio.run(ask)

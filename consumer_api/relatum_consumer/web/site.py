@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -237,7 +238,11 @@ class Site:
 
     async def keys_last_known(self) -> None:
         """Load the keys as `keys` does; while the database is unavailable, keep the last known keys, if any."""
-        if not (self.servers.database.error and self.masking.is_known):
+        if self.servers.database.error and self.masking.is_known:
+            # The check may fail for a lack of connections while lookups have some, and keys may be masked meanwhile.
+            with within(ANSWER_S / 4), suppress(RelatumError):
+                await self.keys()
+        else:
             await self.keys()
 
     def hue(self, key: str) -> int:
