@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from pydantic import Field
 
 from relatum.common.waiting import within
-from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.errors import RelatumError, Transient
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
 from relatum_consumer.web.endpoint import endpoint, failure_text, gather
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
@@ -101,7 +101,7 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 
 
 class ExpectationParameters(Parameters):
-    name: str = Field("", description="The expectation's name.")
+    name: str = Field(description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
         "", description="The finding to list; by default the first of these with messages."
     )
@@ -129,8 +129,6 @@ class ExpectationAnswer:
     tool="missing",
 )
 async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAnswer:
-    if not query.name:
-        raise InvalidInput("name is missing: give the name of the expectation")
     cursor = read_cursor(query.cursor, tuple[ExpectationResult, Moment, Moment, Number])
     since = query.since
     if since is None and query.until is None and cursor is None:
