@@ -94,10 +94,7 @@ def make_application(options: WebOptions) -> Starlette:
 def _routes(
     options: WebOptions, rendering: Rendering, links: Links, static: dict[str, tuple[bytes, str]]
 ) -> list[Route]:
-    document = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
-
-    async def description(_: Request) -> Response:
-        return rendering.json(document)
+    description = rendering.json(openapi(ENDPOINTS, options.root_path, version_of_package("relatum")))
 
     async def static_file(request: Request) -> Response:
         """Return a static file, which browsers may cache if the version in its path is current."""
@@ -119,7 +116,7 @@ def _routes(
         return handler
 
     routes = [
-        Route("/api/openapi.json", description),
+        Route("/api/openapi.json", description, methods=["GET"]),
         Route("/static/{version}/{file}", static_file),
         Route("/message/body", handler_of(message.MessageParameters, message.body_file, rendering)),
     ]
@@ -255,9 +252,6 @@ _CONNECTIONS_MAX: Final = 500
 _DRAIN_S: Final = 10
 """How long requests in progress may take after `close`, in seconds."""
 
-_START_POLL_S: Final = 0.02
-"""Seconds between two checks of whether the server has started."""
-
 _HEADER_BYTES_MAX: Final = 32 << 10
 """Maximum bytes of a request line with headers: room for a search with a long list of streams."""
 
@@ -312,7 +306,7 @@ class WebServer(Closing):
         )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
-            time.sleep(_START_POLL_S)
+            time.sleep(0.02)
         if not self._server.started:
             self.close()
             raise ServerStartFailed("the page did not start: see the log")

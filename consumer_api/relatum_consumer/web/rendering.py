@@ -38,7 +38,6 @@ class Rendering:
     """Makes responses from templates, values and problems."""
 
     def __init__(self, links: Links) -> None:
-        self._links = links
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(str(files(__package__).joinpath("templates"))),
             autoescape=True,

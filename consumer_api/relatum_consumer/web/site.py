@@ -18,7 +18,6 @@ from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
-from relatum.store.translation import translated_errors
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions
@@ -232,7 +231,8 @@ class Site:
         """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.cached("secret", CACHE_S, partial(self.in_thread, self._secret))
+            load = partial(self.in_thread, self.database.run, mask_secret)
+            self.masking.secret = await self.cached("secret", CACHE_S, load)
         self.masking.update(definitions)
         return definitions
 
@@ -265,10 +265,6 @@ class Site:
         return self.links.search(
             key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None
         )
-
-    def _secret(self) -> bytes:
-        with translated_errors(), self.database.engine.connect() as connection:
-            return mask_secret(connection)
 
     async def unavailable(self, *, now: bool = False) -> tuple[Server, ...]:
         """Return the unavailable servers. While one is unavailable, the servers are checked again only with `now`.
