@@ -214,10 +214,10 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
     if options.token is None:
         return app
     # The cookie holds the token's hash, since a token may have characters that cookies cannot.
-    right, root = _digest(options.token), options.root_path
+    page_digest, root = _digest(options.token), options.root_path
 
     def is_right(digest: str) -> bool:
-        return hmac.compare_digest(digest.encode(), right.encode())
+        return hmac.compare_digest(digest.encode(), page_digest.encode())
 
     async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
         chosen = app
@@ -231,7 +231,7 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
                 rest = urlencode([pair for pair in query if pair[0] != "token"])
                 chosen = RedirectResponse(f"{root}/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
                 chosen.set_cookie(
-                    _COOKIE, right, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
+                    _COOKIE, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
                 )
             elif not (kind.lower() == "bearer" and is_right(_digest(token))) and not is_right(cookie):
                 chosen = rendering.problem(_TOKEN_NEEDED, scope)

@@ -38,7 +38,7 @@ class WebOptions:
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
-        timeout_s: How long one lookup may take, in seconds, at most a day. Default: 10.
+        timeout_s: How long one lookup may take, in seconds, at most a day; an answer, three times as long. Default: 10.
         database_connections_max: Maximum number of PostgreSQL sessions for lookups. Default: 6.
 
     Raises:

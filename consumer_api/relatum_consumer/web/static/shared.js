@@ -98,7 +98,7 @@ async function refresh() {
     const response = await fetch(location.href, { signal: AbortSignal.timeout(SILENT_MS) });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const [target, found] = [document, page].map((each) => each.querySelector("#answer"));
-    // The page has no answer if it needs its token, for example, or if a proxy cannot reach the server, which passes.
+    // Without an answer, the page may need its token. A proxy's error page (5xx) is temporary.
     if (!found && response.status < 500) { location.reload(); return; }
     const [servers, now] = [document, page].map((each) => each.querySelector("#servers"));
     // Replaced only on changes: screen readers read a replaced alert again.
