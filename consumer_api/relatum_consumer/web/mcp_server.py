@@ -151,8 +151,7 @@ async def over_stdio(options: WebOptions) -> None:
         async with stdio_server() as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())
     finally:
-        with anyio.CancelScope(shield=True):
-            await site.close()
+        await site.close()
 
 
 # --- a call -----------------------------------------------------------------------------------------------

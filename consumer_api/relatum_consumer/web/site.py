@@ -41,7 +41,7 @@ class Links:
     version: str = ""
 
     def to(self, path: str, /, **query: object) -> str:
-        """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
+        """Return a path with a query. None and empty values are left out; a list repeats the parameter."""
         given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
@@ -64,11 +64,7 @@ def _query_texts(value: object) -> Iterable[str]:
     if isinstance(value, tuple | list):
         return [text for each in value for text in _query_texts(each)]
     # An undefined value of a template is an empty text.
-    if value is None or value is False or str(value) == "":
-        return ()
-    if isinstance(value, datetime):
-        return [value.isoformat()]
-    return ["1" if value is True else str(value)]
+    return () if value is None or str(value) == "" else (str(value),)
 
 
 # --- the servers' state -----------------------------------------------------------------------------------
