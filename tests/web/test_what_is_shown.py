@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import sqlalchemy as sa
 
 from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
@@ -318,3 +319,11 @@ def test_an_empty_value_is_followed_by_its_message(place: Place, own: Asking) ->
     link = f"/?key=order_id&of_stream={place.stream}&of_offset=0"
     assert link in links(own, at(place.stream, 0))
     assert [row["offset"] for row in own.get(f"/api/search{link[1:]}").json()["results"]] == [1]
+
+
+def test_a_conversation_leads_to_the_value_that_it_shows(place: Place, own: Asking) -> None:
+    """Also where a message has several masked values of the key."""
+    key = KeyDefinition("sku", source="body:$.skus[*]", masked=True)
+    place.put_recorded(b'{"skus": ["a", "b"]}', b'{"skus": ["b"]}', keys=[key])
+    found = [each for each in links(own, f"/trace?stream={place.stream}&offset=1") if each.startswith("/?key=sku")]
+    assert found == [f"/?key=sku&of_stream={place.stream}&of_offset=0&of_value=1"]

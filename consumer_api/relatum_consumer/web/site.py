@@ -257,7 +257,8 @@ class Site:
             return self.links.search(key=each.key, value=each.value)
         if place is None:
             return ""
-        of_value = getattr(each, "of_value", 0)
+        keys = getattr(place, "keys", ())
+        of_value = next((key.of_value for key in keys if (key.key, key.value) == (each.key, each.value)), 0)
         return self.links.search(
             key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None
         )
