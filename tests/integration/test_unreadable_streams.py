@@ -13,6 +13,7 @@ from relatum.recording import backfill, prune, status, verify
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.catalog import add_keys
 from relatum_consumer import Relations, Status
+from relatum_consumer.web import WebOptions
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -20,6 +21,7 @@ from tests.support import (
     in_a_try,
     new_streams,
     publish_plain,
+    record,
     recorded_to,
     recording,
     unique_name,
@@ -30,6 +32,7 @@ from tests.support.parts import Parts
 from tests.support.place import Place
 from tests.support.relations import FACES, open_relations
 from tests.support.tapped import add_users, as_user
+from tests.support.web import asking
 
 OPEN, CLOSED = "open-orders", "closed-orders"
 
@@ -163,3 +166,13 @@ def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(place: Place) -> N
             assert relations.find("order_id", "nowhere").streams == (place.stream,)
             with pytest.raises((NotAStream, StreamNotFound), match=name):
                 relations.find("order_id", "nowhere", streams=name)
+
+
+def test_the_page_shows_the_latest_messages_of_the_others(owner_url: str, engine: sa.Engine, database_url: str) -> None:
+    """An unreadable stream is left out, unless it was named."""
+    record(owner_url, engine, OPEN, CLOSED, keys=["order_id"])
+    with asking(WebOptions(as_user(owner_url, "reader"), database_url, timeout_s=60)) as page:
+        answer = page.answer("/live")
+        assert {row["stream"] for row in answer["results"]} == {OPEN}
+        assert (answer["streams"], answer["streams_count"]) == ([OPEN], 2)
+        assert page.get(f"/api/live?stream={CLOSED}").status_code == 403

@@ -19,7 +19,6 @@ from relatum_consumer.traces import CAUSE, CAUSED, SAME, KeyValue, Link, Row, pl
 from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.messages import (
-    HEX_BYTES_MAX,
     hex_lines,
     indented,
     kind_of,
@@ -256,9 +255,8 @@ def test_half_a_surrogate_pair_stays_escaped() -> None:
     assert previews([body.encode(), b'{"\xc3\xb6": "", "\\udc00": 1}'])[0] == r'{… "ö": "a\ud800"}'
 
 
-def test_hexadecimal_is_cut_and_text_has_no_control_characters() -> None:
-    """The beginning is shown; what would move a terminal's or a page's cursor is not text."""
-    assert len(hex_lines(bytes(2 * HEX_BYTES_MAX))) == HEX_BYTES_MAX // 16
+def test_text_has_no_control_characters() -> None:
+    """What would move a terminal's or a page's cursor is not text."""
     assert text_of(b"a\x1b[2Jb") is None
     assert text_of(b"before\0after") == "before\0after"
     assert text_of("UTF-16".encode("utf-16-le")) is text_of(bytes(8)) is None
@@ -392,3 +390,17 @@ def test_what_all_bodies_of_a_list_share_is_left_out() -> None:
     ]
     for bodies in ([b'{"a": 1}'], [b'{"a": 1}', b'{"a": 1}'], [b'{"a": 1}', b'{"b": 1}'], [b'{"a": 1}', b"text"], []):
         assert previews(bodies) == [preview(each) for each in bodies]
+
+
+def test_it_is_called_by_the_address_that_it_listens_on() -> None:
+    """The address that `relatum web` prints is answered."""
+    with page(host="127.0.0.2") as page_:
+        assert page_.get("/api/openapi.json", headers={"Host": "127.0.0.2:8440"}).status_code == 200
+
+
+def test_tools_refuse_whatever_is_not_their_own_site() -> None:
+    """Also an origin that is no address."""
+    with page(mcp=True) as page_:
+        for origin in ("http://[", "null", "", "http://evil.example"):
+            refused = page_.post("/mcp", json={}, headers={"Origin": origin})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "other_site"), origin

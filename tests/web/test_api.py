@@ -394,3 +394,18 @@ def test_its_sessions_write_nothing(world: World) -> None:
         assert connection.execute("SHOW statement_timeout").fetchone() == ("12300ms",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM relatum.events")
+
+
+def test_a_stream_may_have_the_name_of_a_super_stream(place: Place, own: Asking) -> None:
+    """Each page of the list has its own streams, although the name also means the super stream's partitions."""
+    place.sql("INSERT INTO relatum.streams (name, super_stream) VALUES ('a', NULL), ('a-0', 'a'), ('a-1', 'a')")
+    assert [row["stream"] for row in pages(own, "/streams", "streams", limit=1)] == ["a", "a-0", "a-1"]
+
+
+def test_a_message_that_is_gone_has_a_page_that_says_so(page: Asking, world: World) -> None:
+    """Also where its file, its group or a value of it was asked for, and never of another offset."""
+    of_message = urlencode({"of_stream": world.orders, "of_offset": 999_999})
+    for path in (at(world.orders, 999_999, "body"), f"/?key=host&{of_message}", f"/groups/group?{of_message}"):
+        shown = page.get(path)
+        assert (shown.status_code, 'data-problem="offset_not_found"' in shown.text) == (404, True), path
+        assert "No such message" in shown.text

@@ -642,3 +642,15 @@ def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, place:
             expect(rows.first).to_contain_text("waits")
             page.locator("tbody a.strong").first.click()
             expect(page.locator("h1")).to_contain_text(place.stream)
+
+
+def test_a_list_outlives_the_server_behind_a_proxy(window: Watched, tab: Page) -> None:
+    """The proxy's error page does not replace the last state."""
+    tab.goto("/streams")
+    tab.route("**/streams", lambda route: route.fulfill(status=502, body="Bad Gateway", content_type="text/html"))
+    tab.get_by_label("refresh").check()
+    expect(tab.get_by_text("The page does not answer")).to_be_visible()
+    expect(tab.locator("table.streams tbody tr")).to_have_count(2)
+    tab.unroute("**/streams")
+    expect(tab.locator("[data-told]")).to_have_text("")
+    window.said.clear()

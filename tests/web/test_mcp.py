@@ -223,3 +223,10 @@ def test_a_call_that_is_given_up_asks_the_database_no_longer(each_agent: Agent, 
         each_agent.run(give_up)
         wait_until(lambda: asking() == 0, what="its question ended")
     assert each_agent.answer("find", key="host", value="busy", limit=1)["status"] == "found"
+
+
+def test_a_list_that_may_go_on_says_so(agent: Agent) -> None:
+    """A list without a cursor may go on if it is full."""
+    for tool, arguments in (("values", {"key": "host"}), ("expectations", {"span": "all"})):
+        assert "higher limit" in agent.result(tool, **arguments, limit=1)["go_on"]
+        assert agent.result(tool, **arguments)["go_on"] == ""

@@ -209,3 +209,21 @@ def test_over_http_one_needs_the_token_and_the_right_name(world: World) -> None:
         assert client.post("mcp", content=b"{" + b" " * 300_000, headers=token).status_code in (400, 413)
         with over_http(server.url, token) as agent:
             assert agent.answer("keys")["keys"]
+
+
+def test_over_stdio_a_server_that_is_back_is_asked_again(world: World, amqp_url: str, stream_url: str) -> None:
+    """No task watches the servers there, so each call looks whether one is back."""
+    with Proxy.to(stream_url) as proxy:
+        broker = Broker(amqp_url, stream_url=proxy.url(stream_url))
+        with over_stdio(world.page(broker=broker)) as agent:
+
+            def states() -> set[str]:
+                return {row["state"] for row in agent.answer("streams")["streams"]}
+
+            known = states()
+            proxy.accepts = False
+            proxy.cut()
+            wait_until(lambda: agent.call("read", stream=world.orders, offset=0).is_error, what="the broker is away")
+            assert states() == {"unavailable"} != known
+            proxy.accepts = True
+            wait_until(lambda: states() == known, 30, what="the broker is back")

@@ -285,3 +285,28 @@ def test_counts_that_take_too_long_are_said_to_be_none(world: World, monkeypatch
         assert all("shorter span" in row["words"] for row in rows)
         assert not any(".." in row["words"] for row in rows)
         assert page.get("/missing?span=all").status_code == 200
+
+
+def test_a_message_has_only_its_own_outcomes(place: Place, own: Asking) -> None:
+    """Not those at its offset in another virtual host, or of an earlier stream of its name; also with an endless id."""
+    place.put_recorded(b"", keys=["order_id"])
+    ((collector_id,),) = place.sql(COLLECTOR, name="books")
+    ((source_id,),) = place.sql(SOURCE, within=collector_id, stream=place.stream)
+    place.sql(MESSAGE, source=source_id, offset=0, text=f"{place.stream}:0")
+    for change, count in (
+        ("UPDATE relatum.collectors SET vhost = 'other'", 0),
+        ("UPDATE relatum.collectors SET vhost = '/'", 1),
+        ("UPDATE relatum.collector_sources SET replaced_at = now()", 0),
+        ("UPDATE relatum.collector_sources SET replaced_at = NULL", 1),
+        ("UPDATE relatum.collected_messages SET message_id = 'of another message'", 0),
+    ):
+        place.sql(change)
+        assert len(own.get(f"/api{at(place.stream, 0)}").json()["outcomes"]) == count, change
+
+
+def test_groups_of_other_streams_hide_none(place: Place, own: Asking, other_stream: str) -> None:
+    """The list of a stream's groups continues behind any number of newer groups of other streams."""
+    place.put_recorded(of_group(1, 1), keys=[GROUP_KEY])
+    place.put_recorded(*(of_group(number, 1) for number in range(2, 14)), to=other_stream, keys=[GROUP_KEY])
+    rows = pages(own, "/groups", "groups", show="all", stream=place.stream, limit=1)
+    assert [row["group_id"] for row in rows] == [group_id(1)]

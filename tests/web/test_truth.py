@@ -2,19 +2,25 @@
 
 import html
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from relatum import Broker
+from relatum.common.waiting import within
+from relatum.errors import Transient
+from relatum.store.catalog import mask_key
 from relatum_consumer.web.site import KEPT_MAX, Links, Site
 from tests.support import LIMIT_S, in_a_try, wait_until
+from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, silent_database
 from tests.support.web import Asking, asking
-from tests.web.conftest import MANY, World, views
+from tests.web.conftest import BODIES, MANY, World, page_of, views
 from tests.web.test_api import harmless
 
 ANSWER_S = 2.0
@@ -160,6 +166,7 @@ def test_a_message_is_shown_without_the_database_once_it_is_known_what_is_masked
         text = page.get(f"/message?stream={world.orders}&offset=1").text
         assert "Headers" in text
         assert 'class="status failed"' in text
+        assert page.get(f"/message/body?stream={world.orders}&offset=1").content == BODIES[1]
 
 
 def test_what_takes_too_long_says_what_to_narrow(world: World) -> None:
@@ -203,3 +210,49 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
 
     anyio.run(many)
     assert asked == 1
+
+
+def test_a_call_waits_for_a_thread_only_until_its_deadline(world: World) -> None:
+    """A page that leaves out a part after seconds is not held up by calls that take longer."""
+
+    async def ask() -> None:
+        site, ending = Site(world.page(), Links()), threading.Event()
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(site.in_thread, ending.wait, 5.0)
+            await anyio.lowlevel.checkpoint()
+            with within(0.2), pytest.raises(Transient):
+                await site.in_thread(int)
+            ending.set()
+        await site.close()
+
+    anyio.run(ask)
+
+
+def test_callers_of_a_silent_broker_wait_together(world: World, amqp_url: str, stream_url: str) -> None:
+    """However many there are, none waits for the time-outs of all those before it."""
+    with Proxy.to(stream_url) as proxy:
+        proxy.mode = "frozen"
+        broker = Broker(amqp_url, stream_url=proxy.url(stream_url))
+        with asking(world.page(broker=broker, timeout_s=1.0)) as page, in_time(5):
+            found = page.together([f"/api/live?limit={number}" for number in range(1, 41)])
+        assert {each.status_code for each in found} == {503}
+
+
+def test_a_key_is_masked_although_the_database_counts_as_away(place: Place) -> None:
+    """The check may lack a connection that lookups have."""
+    place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
+
+    async def ask() -> None:
+        site = Site(page_of(place), Links())
+        await site.keys_last_known()
+        assert not site.masking.is_masked_key("order_id")
+        site.servers.database.error = "too many connections"
+        mask_key(place.engine, "order_id", on=True)
+        with anyio.fail_after(20):
+            while not site.masking.is_masked_key("order_id"):
+                await site.keys_last_known()
+                await anyio.sleep(0.1)
+        await site.close()
+
+    anyio.run(ask)

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import sqlalchemy as sa
 
 from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
@@ -296,6 +297,33 @@ def test_a_conversation_has_no_masked_value_in_any_form(talks: Talks) -> None:
         assert (shared["value"][0], shared["value"] in forms[1]) == ("~", True)
         link = next(each for each in links(page, f"/trace?{query}") if each.startswith("/?key=card&of_stream="))
         assert len(page.get(f"/api/search{link[1:]}").json()["results"]) >= 1
+        # The links of an effect lead to its cause, which has no value of the key that names it.
+        for link in links(page, f"/trace?{urlencode({'stream': talks.payments, 'offset': 0})}"):
+            assert page.get(link).status_code == 200 or not link.startswith("/?"), link
         stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
         assert stopped
         assert all(each["value"].startswith("~") for each in stopped if each["key"])
+
+
+def test_a_binary_body_is_whole_unless_the_page_says_otherwise(place: Place, own: Asking) -> None:
+    """Each line of hexadecimal is shown."""
+    place.put_recorded(b"\xff" * 5_000, keys=["order_id"])
+    shown = own.get(at(place.stream, 0)).text
+    assert "00001380" in shown
+    assert "Only the beginning" not in shown
+
+
+def test_an_empty_value_is_followed_by_its_message(place: Place, own: Asking) -> None:
+    """An address has no empty value, so its link names the message."""
+    place.put_recorded(*[(b"", {"order_id": ""})] * 2, keys=["order_id"])
+    link = f"/?key=order_id&of_stream={place.stream}&of_offset=0"
+    assert link in links(own, at(place.stream, 0))
+    assert [row["offset"] for row in own.get(f"/api/search{link[1:]}").json()["results"]] == [1]
+
+
+def test_a_conversation_leads_to_the_value_that_it_shows(place: Place, own: Asking) -> None:
+    """Also where a message has several masked values of the key."""
+    key = KeyDefinition("sku", source="body:$.skus[*]", masked=True)
+    place.put_recorded(b'{"skus": ["a", "b"]}', b'{"skus": ["b"]}', keys=[key])
+    found = [each for each in links(own, f"/trace?stream={place.stream}&offset=1") if each.startswith("/?key=sku")]
+    assert found == [f"/?key=sku&of_stream={place.stream}&of_offset=0&of_value=1"]

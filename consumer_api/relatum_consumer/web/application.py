@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -82,9 +82,9 @@ def make_application(options: WebOptions) -> Starlette:
         lifespan=lifespan,
         exception_handlers={HTTPException: http_problem},
         middleware=[
-            Middleware(SecurityMiddleware, options.root_path),
+            Middleware(secured, options.root_path),
             Middleware(TrustedHostMiddleware, options.allowed_hosts, www_redirect=False),
-            Middleware(TokenMiddleware, options, rendering),
+            Middleware(guarded, options, rendering),
         ],
     )
     application.router.redirect_slashes = False
@@ -94,10 +94,7 @@ def make_application(options: WebOptions) -> Starlette:
 def _routes(
     options: WebOptions, rendering: Rendering, links: Links, static: dict[str, tuple[bytes, str]]
 ) -> list[Route]:
-    document = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
-
-    async def description(_: Request) -> Response:
-        return rendering.json(document)
+    description = rendering.json(openapi(ENDPOINTS, options.root_path, version_of_package("relatum")))
 
     async def static_file(request: Request) -> Response:
         """Return a static file, which browsers may cache if the version in its path is current."""
@@ -112,14 +109,14 @@ def _routes(
     async def tools(request: Request) -> ASGIApp:
         """Pass a request to the tools. The route accepts only POST, because the tools never push messages."""
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             problem = Problem(403, "other_site", "the request comes from a page of another site")
             return rendering.problem(problem, request.scope)
         handler: ASGIApp = request.app.state.mcp
         return handler
 
     routes = [
-        Route("/api/openapi.json", description),
+        Route("/api/openapi.json", description, methods=["GET"]),
         Route("/static/{version}/{file}", static_file),
         Route("/message/body", handler_of(message.MessageParameters, message.body_file, rendering)),
     ]
@@ -155,26 +152,22 @@ _NAME_CHARACTERS_MAX: Final = 1_000
 """Maximum characters of parameter names in a log line."""
 
 
-class SecurityMiddleware:
-    """Strips the root path, adds the security headers to every response, and logs each request after its response.
+def secured(app: ASGIApp, root_path: str) -> ASGIApp:
+    """Strip the root path, add the security headers to every response, and log each request after its response.
 
     A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
     the duration in milliseconds. It never has the values of parameters.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app = app
-        self._root = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def secured_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         # The raw path stays percent-encoded, so no line break reaches the log.
         raw = scope.get("raw_path") or scope["path"].encode()
         path = raw.partition(b"?")[0].decode("latin-1")
-        if self._root and (path == self._root or path.startswith(f"{self._root}/")):
-            path = path[len(self._root) :] or "/"
+        if root_path and (path == root_path or path.startswith(f"{root_path}/")):
+            path = path[len(root_path) :] or "/"
         scope = {**scope, "path": path, "root_path": ""}
         started_at, status = time.perf_counter(), 0
 
@@ -188,7 +181,7 @@ class SecurityMiddleware:
             await send(event)
 
         try:
-            await (_ALIVE_RESPONSE if path == "/alive" else self._app)(scope, receive, send_secured)
+            await (_ALIVE_RESPONSE if path == "/alive" else app)(scope, receive, send_secured)
         finally:
             if path != "/alive" and not path.startswith("/static/"):
                 client = (scope.get("client") or ["-"])[0]
@@ -196,6 +189,8 @@ class SecurityMiddleware:
                 names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAME_CHARACTERS_MAX] or "-"
                 ms = 1e3 * (time.perf_counter() - started_at)
                 _audit.info("%s %s %s %s %d %.1f ms", client, scope["method"], path, names, status, ms)
+
+    return secured_app
 
 
 # --- the token --------------------------------------------------------------------------------------------
@@ -211,48 +206,38 @@ _TOKEN_NEEDED: Final = Problem(
 )
 
 
-class TokenMiddleware:
-    """Accepts requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
+def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
+    """Accept requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
 
     If the page has no token, all requests are accepted.
     """
+    if options.token is None:
+        return app
+    # The cookie holds the token's hash, since a token may have characters that cookies cannot.
+    page_digest, root = _digest(options.token), options.root_path
 
-    def __init__(self, app: ASGIApp, options: WebOptions, rendering: Rendering) -> None:
-        self._app = app
-        self._options = options
-        self._rendering = rendering
-        # The cookie holds the token's hash, since a token may have characters that cookies cannot.
-        self._digest = _digest(options.token or "")
+    def is_right(digest: str) -> bool:
+        return hmac.compare_digest(digest.encode(), page_digest.encode())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp = self._app
-        if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
+    async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = app
+        if scope["type"] == "http" and not scope["path"].startswith("/static/"):
+            headers = Headers(scope=scope)
+            kind, _, token = headers.get("authorization", "").partition(" ")
+            cookie = cookie_parser(headers.get("cookie", "")).get(_COOKIE, "")
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-            if any(name == "token" and self._matches(_digest(value)) for name, value in query):
-                app = self._set_cookie(scope, [pair for pair in query if pair[0] != "token"])
-            elif not self._has_token(Headers(scope=scope)):
-                app = self._rendering.problem(_TOKEN_NEEDED, scope)
-        await app(scope, receive, send)
+            if any(name == "token" and is_right(_digest(value)) for name, value in query):
+                # The same URL without the token. Exactly one slash: two would redirect to another host.
+                rest = urlencode([pair for pair in query if pair[0] != "token"])
+                chosen = RedirectResponse(f"{root}/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
+                chosen.set_cookie(
+                    _COOKIE, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
+                )
+            elif not (kind.lower() == "bearer" and is_right(_digest(token))) and not is_right(cookie):
+                chosen = rendering.problem(_TOKEN_NEEDED, scope)
+        await chosen(scope, receive, send)
 
-    def _has_token(self, headers: Headers) -> bool:
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._matches(_digest(token)):
-            return True
-        return self._matches(cookie_parser(headers.get("cookie", "")).get(_COOKIE, ""))
-
-    def _matches(self, digest: str) -> bool:
-        return hmac.compare_digest(digest.encode(), self._digest.encode())
-
-    def _set_cookie(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
-        """Redirect to the same URL without the token, which moves to a cookie."""
-        root = self._options.root_path
-        # Exactly one slash: two would redirect to another host.
-        path = f"{root}/{scope['path'].lstrip('/')}"
-        response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
-        response.set_cookie(
-            _COOKIE, self._digest, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
-        )
-        return response
+    return guarded_app
 
 
 def _digest(token: str) -> str:
@@ -264,14 +249,8 @@ def _digest(token: str) -> str:
 _CONNECTIONS_MAX: Final = 500
 """Maximum concurrent connections and requests."""
 
-_START_S: Final = 60.0
-"""How long the server may take to start, in seconds."""
-
 _DRAIN_S: Final = 10
 """How long requests in progress may take after `close`, in seconds."""
-
-_START_POLL_S: Final = 0.02
-"""Seconds between two checks of whether the server has started."""
 
 _HEADER_BYTES_MAX: Final = 32 << 10
 """Maximum bytes of a request line with headers: room for a search with a long list of streams."""
@@ -316,7 +295,6 @@ class WebServer(Closing):
                 log_config=None,
                 proxy_headers=False,
                 server_header=False,
-                date_header=True,
                 limit_concurrency=_CONNECTIONS_MAX,
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 timeout_keep_alive=30,
@@ -327,9 +305,8 @@ class WebServer(Closing):
             target=self._server.run, args=([self._socket],), name="relatum-web", daemon=True
         )
         self._thread.start()
-        deadline = time.monotonic() + _START_S
-        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(_START_POLL_S)
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.02)
         if not self._server.started:
             self.close()
             raise ServerStartFailed("the page did not start: see the log")

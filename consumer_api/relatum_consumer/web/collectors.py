@@ -8,8 +8,9 @@ from pydantic import Field
 
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
 from relatum.errors import NotFound
-from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
+from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message
+from relatum.store.database import sql
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import Moment, NoParameters, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
@@ -97,12 +98,23 @@ def _with_mask(site: Site, outcome: Outcome) -> Outcome:
     )
 
 
+_AT_PLACE: Final = sql("""
+    SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
+        collected_at, forwarded_at, finished_at
+    FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
+        JOIN relatum.collected_messages USING (source_id)
+    WHERE vhost = :vhost::text AND stream = :stream::text AND replaced_at IS NULL
+        AND stream_offset = :offset::bigint
+    ORDER BY collector.name""")
+"""Selects the fields of `Outcome`, in order, of a message in each collector."""
+
+
 def outcomes_of(site: Site, message: Message) -> tuple[Outcome, ...]:
     """Return the outcomes of this message, not of others with the same id, least advanced first."""
-    own_id = message.properties.message_id
-    # Collectors identify a message without an id by its stream and offset.
-    message_id = f"{message.stream}:{message.offset}" if own_id is None else str(own_id)
-    with Outcomes(site.database) as outcomes:
-        found = outcomes.of(message_id)
-    of_message = [each for each in (found, *found.others) if (each.stream, each.offset) == tuple(message.id)]
-    return tuple(_with_mask(site, each) for each in of_message)
+    # Collectors identify a message without a usable id by its stream and offset.
+    ids = (message.properties.message_id, f"{message.stream}:{message.offset}")
+    place = {"vhost": site.address.vhost, "stream": message.stream, "offset": message.offset}
+    rows = [row for row in site.database.rows(_AT_PLACE, place) if row.message_id in ids]
+    found = [Outcome(message_id, OutcomeStatus(state), *columns) for message_id, state, *columns in rows]
+    found.sort(key=lambda each: [*OutcomeStatus].index(each.status))
+    return tuple(_with_mask(site, each) for each in found)

@@ -19,10 +19,7 @@ from relatum.contexts import (
 from relatum.errors import PlacementNotFound
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters
-from relatum_consumer.web.site import Site
-
-CONTEXTS_CACHE_S: Final = 1.0
-"""Seconds for which the state of a super stream is cached."""
+from relatum_consumer.web.site import CACHE_S, Site
 
 SUPER_STREAMS_LISTED: Final = 50
 MOVES_LISTED: Final = 50
@@ -47,7 +44,7 @@ async def _status(site: Site, name: str) -> ContextsStatus:
         with _opened(site, name) as opened:
             return opened.status()
 
-    return await site.cached(("contexts", name), CONTEXTS_CACHE_S, partial(site.in_thread, load))
+    return await site.cached(("contexts", name), CACHE_S, partial(site.in_thread, load))
 
 
 def _opened(site: Site, name: str) -> SerializationContexts:
@@ -96,7 +93,7 @@ async def super_stream(site: Site, query: SuperStreamParameters) -> SuperStreamA
             for each in found[: query.limit]
         ),
         latest=tuple(latest),
-        consumers=await site.with_broker(("consumers", query.name), CONTEXTS_CACHE_S, load, lambda: None),
+        consumers=await site.with_broker(("consumers", query.name), CACHE_S, load, lambda: None),
         key=next((key for key, each in site.masking.definitions.items() if [*each.sources] == sources), None),
         next=query.cursor + query.limit if len(found) > query.limit else None,
     )

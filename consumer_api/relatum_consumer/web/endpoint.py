@@ -44,6 +44,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 PATIENCE_S: Final = 3.0
 """Seconds that an answer or a page waits for an optional part, such as suggestions for its form."""
 
+LIMIT_FACTOR: Final = 3.0
+"""The time limit of an answer, as a multiple of a lookup's: some answers need several lookups."""
+
 _NAMED_MAX: Final = 20
 """Maximum keys or streams that an error names."""
 
@@ -104,13 +107,15 @@ ENDPOINTS: Final[list[Endpoint]] = []
 def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any) -> Callable[[_Function], _Function]:
     """Declare a function as an `Endpoint`; its annotations name the parameters' model and the answer's dataclass.
 
-    Each call first loads the masked keys, unless `needs_keys` is False: the answer then must not show values.
+    Each call first loads the masked keys, unless `needs_keys` is False: the answer then must not show values. Its time
+    limit also ends the wait for calls that load the same, each of which has the same limit.
     """
 
     def declared(answer: _Function) -> _Function:
         async def answer_masked(site: Site, parameters: Any) -> Any:
-            await site.keys_last_known()
-            return await answer(site, parameters)
+            with within(LIMIT_FACTOR * site.options.timeout_s):
+                await site.keys_last_known()
+                return await answer(site, parameters)
 
         _, model, result = get_type_hints(answer).values()
         ENDPOINTS.append(Endpoint(path, summary, model, result, answer_masked if needs_keys else answer, **options))

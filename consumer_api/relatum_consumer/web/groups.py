@@ -16,7 +16,7 @@ from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.web.endpoint import endpoint, failure_text
-from relatum_consumer.web.messages import MessageRow, message_rows, shown_value
+from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Number, Parameters, TextList, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
@@ -38,7 +38,7 @@ _EXPIRED_LISTED: Final = 100
 
 def _position(site: Site, position: GroupPosition) -> GroupPosition:
     """Return a group's position for display: its id is a digest if the group key is masked."""
-    group_id = shown_value(site, GROUP_KEY.name, position.group_id)
+    group_id = site.masking.shown(GROUP_KEY.name, position.group_id)
     return replace(position, group_id=group_id, missing=position.missing[:_RANGES_LISTED])
 
 
@@ -112,9 +112,13 @@ async def groups(site: Site, query: GroupsParameters) -> GroupsAnswer:
         after = read_cursor(query.cursor, tuple[str, Number])
         # The cursor names a message of the last group: the group's id may be secret, and cursors are in URLs.
         before = None if after is None else await _group_id_at(site, MessageId(*after))
-        newest = await site.relations._newest_groups(query.stream or None, before=before, limit=query.limit)
+        load = partial(site.relations._newest_groups, query.stream or None, limit=query.limit)
+        newest = await load(before=before)
+        # A page is empty if it passed only groups of other streams and virtual hosts.
+        while newest.next is not None and not newest.groups:
+            newest = await load(before=newest.next)
         page, unrecorded = newest.groups, newest.unrecorded
-        cursor = cursor_of(*page[-1].places[0]) if newest.next is not None and page else None
+        cursor = None if newest.next is None else cursor_of(*page[-1].places[0])
     else:
         unrecorded = await _unrecorded_backlog(site, query.stream)
         reports = await _unfinished(site, query, complete=not unrecorded)

@@ -84,9 +84,11 @@ class Masking:
         given = value.encode("utf-8", "surrogatepass")
         return f"~{hmac.new(self.secret, given, hashlib.sha256).hexdigest()[:_DIGITS]}"
 
-    def shown(self, definition: KeyDefinition, value: str) -> str:
-        """Return a key's canonical value, or its digest if the key is masked."""
-        return self.digest(value) if self.is_masked(definition) else value
+    def shown(self, key: str, value: str) -> str:
+        """Return a key's canonical value, its digest if the key is masked, or `HIDDEN_VALUE` if it was removed."""
+        if key not in self.definitions:
+            return HIDDEN_VALUE
+        return self.digest(value) if self.is_masked(self.definitions[key]) else value
 
     def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
         """Return the digest of a masked header's or property's value, which equals the digest of its key's value.

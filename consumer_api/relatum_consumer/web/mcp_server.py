@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 import relatum_consumer.web.application  # noqa: F401 - it imports all endpoints
 from relatum.common.checks import seconds_text
 from relatum.common.documents import document
-from relatum_consumer.web.endpoint import ENDPOINTS, Endpoint, diagnose
+from relatum_consumer.web.endpoint import ENDPOINTS, LIMIT_FACTOR, Endpoint, diagnose
 from relatum_consumer.web.options import WebOptions
 from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of
 from relatum_consumer.web.problems import NARROW_HINT
@@ -66,9 +66,6 @@ _CUT_ITEMS = (8, 2)
 
 _UNCUT_FIELDS: Final = frozenset({"next", "stream", "part"})
 """Fields whose texts are never cut: a part would be useless, or they are already bounded."""
-
-_TIMEOUT_FACTOR: Final = 3.0
-"""The time limit of a call, as a multiple of a lookup's: some calls need several lookups."""
 
 _ERROR_CHARACTERS_MAX: Final = 8_000
 """Maximum characters of an error: room for the names of twenty streams."""
@@ -154,8 +151,7 @@ async def over_stdio(options: WebOptions) -> None:
         async with stdio_server() as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())
     finally:
-        with anyio.CancelScope(shield=True):
-            await site.close()
+        await site.close()
 
 
 # --- a call -----------------------------------------------------------------------------------------------
@@ -163,7 +159,10 @@ async def over_stdio(options: WebOptions) -> None:
 
 async def _call(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """Return a tool's answer as text and as JSON; for an error, its text and None."""
-    timeout_s, started_at = _TIMEOUT_FACTOR * site.options.timeout_s, time.monotonic()
+    if site.servers.unavailable:
+        # Over stdio, no task watches the servers.
+        await site.unavailable(now=True)
+    timeout_s, started_at = LIMIT_FACTOR * site.options.timeout_s, time.monotonic()
     try:
         with anyio.fail_after(timeout_s):
             structured = await _answer(site, tool, parsed(tool.parameters, arguments))
@@ -184,7 +183,7 @@ async def _answer(site: Site, tool: Endpoint, query: Parameters) -> dict[str, An
         limit = max(1, min(limit // 2, int(0.8 * limit * _ANSWER_CHARACTERS_MAX / length)))
         shown = document(await tool.answer(site, query.model_copy(update={"limit": limit})), _visible)
         cut = f"With limit={wanted} the answer was too long: it was cut to limit={limit}. "
-    go_on = _continuation(shown)
+    go_on = _continuation(shown, limit)
     for items in _CUT_ITEMS:
         if len(_text_of(shown)) > _ANSWER_CHARACTERS_MAX:
             shown = _cut(shown, items)
@@ -192,12 +191,12 @@ async def _answer(site: Site, tool: Endpoint, query: Parameters) -> dict[str, An
     return {"notice": _NOTICE, "go_on": cut + go_on, "answer": shown}
 
 
-def _continuation(answer: Mapping[str, Any]) -> str:
-    """Return how to request the rest of an answer; empty if the answer is complete."""
+def _continuation(answer: Mapping[str, Any], limit: int) -> str:
+    """Return how to request the rest of an answer with lists of `limit` items at most; empty if it is complete."""
     if answer.get("next") is not None:
         return f"There is more: ask again with all the same arguments and cursor={answer['next']!r}."
-    if answer.get("may_be_more"):
-        return "There may be more: ask with a higher limit, streams, or smaller before_s and after_s."
+    if answer.get("may_be_more") or limit in (len(answer.get(name, ())) for name in ("values", "expectations")):
+        return "There may be more: ask with a higher limit, a longer prefix, streams, or smaller before_s and after_s."
     body = answer.get("body", {"kind": "masked"})
     if body["kind"] != "masked" and body["end"] < body["bytes"]:
         return f"The body has {body['bytes']:,} bytes: ask again with body_from={body['end']}."

@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from typing import Final, Literal
 
 from pydantic import Field
@@ -58,7 +59,7 @@ _COUNT: Final = sql(
 )
 """Counts, up to `limit`, the rows of a value in current streams of `vhost` whose messages retention has not dropped."""
 
-_STRIDES: Final = (1, 16, 256, 4_096)
+_STRIDES: Final = (16, 4_096)
 """Offsets to search before a message for its predecessor, step by step: most gaps are small."""
 
 NEAREST_STREAMS_MAX: Final = 50
@@ -221,13 +222,14 @@ async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | Non
     """Return the offsets of the messages before and after; None if there is none, or the broker cannot answer."""
     previous = following = None
     with suppress(RelatumError, StopAsyncIteration):
-        # Offsets have gaps, so the search widens step by step.
+        reader = await site.reader()
+        # Offsets have gaps, so the search widens.
         for stride in _STRIDES:
-            before = await site.scan(found.stream, max(0, found.offset - stride), found.offset)
-            previous = before[-1].offset if before else None
-            if before or stride >= found.offset:
+            start = max(0, found.offset - stride)
+            previous = max(await reader.scan(found.stream, start, found.offset, attrgetter("offset")), default=None)
+            if previous is not None or not start:
                 break
-        async with aclosing((await site.reader()).iterate(found.stream, found.offset + 1)) as later:
+        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
             following = (await anext(later)).offset
     return previous, following
 
@@ -239,7 +241,7 @@ _FILE_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; f
 
 
 async def body_file(site: Site, query: MessageParameters) -> Response:
-    await site.keys()
+    await site.keys_last_known()
     found = await site.relations.read(query.stream, query.offset)
     if site.masking.hides_body(found):
         raise Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +14,6 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.masking import HIDDEN_VALUE
 from relatum_consumer.web.site import Site
 
 _ITEMS_MAX: Final = 100
@@ -90,15 +89,10 @@ def query_text(site: Site, key: str, values: Sequence[Any]) -> str:
     return site.masking.digest(text)
 
 
-def shown_value(site: Site, key: str, value: str) -> str:
-    definition = site.masking.definitions.get(key)
-    return HIDDEN_VALUE if definition is None else site.masking.shown(definition, value)
-
-
 def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
     """Return the keys' values in a message; a key with several values has one entry for each."""
     return tuple(
-        KeyValue(each.name, site.masking.shown(each, value), number)
+        KeyValue(each.name, site.masking.shown(each.name, value), number)
         for each in site.masking.definitions.values()
         for number, value in enumerate(each.values_of(message))
     )
@@ -134,22 +128,20 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
     return tuple(shown)
 
 
+_TYPES: Final = {NoneType: "null", bool: "boolean", int: "integer", str: "text", datetime: "timestamp"}
+"""The names of types that differ from Python's."""
+
+
 def _value_text(value: Any) -> tuple[str, str]:
-    unknown = str, type(value).__name__
-    text, kind = next(((text, kind) for types, kind, text in _TYPES if isinstance(value, types)), unknown)
-    return text(value), kind
-
-
-# bool is a subclass of int, so it comes first.
-_TYPES: Final[tuple[tuple[Any, str, Callable[[Any], str]], ...]] = (
-    (NoneType, "null", lambda _: ""),
-    (bool, "boolean", lambda value: str(value).lower()),
-    (int, "integer", str),
-    (float, "float", str),
-    (str, "text", str),
-    (datetime, "timestamp", datetime.isoformat),
-    ((bytes, bytearray, memoryview), "bytes", lambda value: bytes(value).hex(" ")),
-)
+    """Return a header's or property's value as text, and the name of its type."""
+    text = "" if value is None else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
+    elif isinstance(value, datetime):
+        text = value.isoformat()
+    elif isinstance(value, bytes):
+        text = value.hex(" ")
+    return text, _TYPES.get(type(value), type(value).__name__)
 
 
 # --- bodies: no body is ever treated as HTML --------------------------------------------------------------
@@ -158,9 +150,6 @@ BodyKind = Literal["empty", "json", "text", "binary", "masked"]
 
 _CHECKED_CHARACTERS: Final = 65_536
 """How many characters of a text are searched for control characters."""
-
-HEX_BYTES_MAX: Final = 4_096
-"""Maximum bytes shown in hexadecimal."""
 
 JSON_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of a body parsed as JSON; a larger body counts as text."""
@@ -264,9 +253,9 @@ def indented(text: str) -> str | None:
 
 
 def hex_lines(body: bytes) -> list[str]:
-    """Return the beginning of a body as `hexdump -C` shows it."""
+    """Return a body as `hexdump -C` shows it."""
     lines = []
-    for start in range(0, min(len(body), HEX_BYTES_MAX), 16):
+    for start in range(0, len(body), 16):
         row = body[start : start + 16]
         letters = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
         lines.append(f"{start:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {letters}")

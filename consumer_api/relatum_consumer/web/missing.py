@@ -8,10 +8,9 @@ from typing import Final, Literal, TypeAlias
 from pydantic import Field
 
 from relatum.common.waiting import within
-from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.errors import RelatumError, Transient
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
 from relatum_consumer.web.endpoint import endpoint, failure_text, gather
-from relatum_consumer.web.messages import shown_value
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
@@ -102,7 +101,7 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 
 
 class ExpectationParameters(Parameters):
-    name: str = Field("", description="The expectation's name.")
+    name: str = Field(description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
         "", description="The finding to list; by default the first of these with messages."
     )
@@ -130,8 +129,6 @@ class ExpectationAnswer:
     tool="missing",
 )
 async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAnswer:
-    if not query.name:
-        raise InvalidInput("name is missing: give the name of the expectation")
     cursor = read_cursor(query.cursor, tuple[ExpectationResult, Moment, Moment, Number])
     since = query.since
     if since is None and query.until is None and cursor is None:
@@ -148,6 +145,6 @@ async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAn
         report=_without_lists(report),
         words=report.words,
         finding=finding,
-        results=tuple(replace(each, value=shown_value(site, by, each.value)) for each in rows[shown:stop]),
+        results=tuple(replace(each, value=site.masking.shown(by, each.value)) for each in rows[shown:stop]),
         next=cursor_of(finding, report.since, report.until, stop) if len(rows) > stop else None,
     )

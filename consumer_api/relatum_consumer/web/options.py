@@ -29,8 +29,8 @@ class WebOptions:
         host: The address to listen on. Default: 127.0.0.1. Addresses other than loopback need a `token`.
         port: The port. Default: 8440. 0 chooses a free port.
         root_path: The prefix of all paths if a proxy serves the page below a path, such as "/relatum". Default: empty.
-        hosts: Host names of the page, besides loopback's names; requests with other names are refused. Default: only
-            loopback's names on a loopback address, any name elsewhere.
+        hosts: Host names of the page, besides `host` and loopback's names; requests with other names are refused.
+            Default: only these names on a loopback address, any name elsewhere.
         token: The secret for access: at least 16 random ASCII characters. Send it once in the URL as `?token=…`, or as
             `Authorization: Bearer …`. Default: None, free access, which only a loopback address allows.
         is_https: Whether a proxy serves the page over https; the cookie is then sent only over https. Default: False.
@@ -38,7 +38,7 @@ class WebOptions:
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
-        timeout_s: How long one lookup may take, in seconds, at most a day. Default: 10.
+        timeout_s: How long one lookup may take, in seconds, at most a day; an answer, three times as long. Default: 10.
         database_connections_max: Maximum number of PostgreSQL sessions for lookups. Default: 6.
 
     Raises:
@@ -81,7 +81,7 @@ class WebOptions:
     @property
     def allowed_hosts(self) -> list[str]:
         """The host names of requests that the page accepts; `*` for any."""
-        return [*LOOPBACK_NAMES, *self.hosts] if is_loopback(self.host) or self.hosts else ["*"]
+        return [*LOOPBACK_NAMES, self.host, *self.hosts] if is_loopback(self.host) or self.hosts else ["*"]
 
 
 @contextmanager

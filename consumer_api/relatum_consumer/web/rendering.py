@@ -38,7 +38,6 @@ class Rendering:
     """Makes responses from templates, values and problems."""
 
     def __init__(self, links: Links) -> None:
-        self._links = links
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(str(files(__package__).joinpath("templates"))),
             autoescape=True,
@@ -116,10 +115,8 @@ def coverage_bar(
     first, end = within
     if end <= first:
         return ()
-    edges = {first, end}
-    for ranges in (*covered.values(), holes):
-        edges.update(edge for each in ranges for edge in each if first < edge < end)
-    cuts = sorted(edges)
+    edges = (edge for ranges in (*covered.values(), holes) for each in ranges for edge in each)
+    cuts = sorted({first, end, *(edge for edge in edges if first < edge < end)})
     if len(cuts) > PIECES_MAX:
         count = min(PIECES_MAX, end - first)
         cuts = [first + (end - first) * n // count for n in range(count + 1)]

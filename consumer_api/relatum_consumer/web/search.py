@@ -236,7 +236,7 @@ async def around(site: Site, query: AroundParameters) -> AroundAnswer:
 
 
 class ValuesParameters(Parameters):
-    key: str = Field("", description="The key's name.")
+    key: str = Field(description="The key's name.")
     prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
     limit: int = Field(10, ge=1, le=100, description="Maximum values.")
 
@@ -251,8 +251,6 @@ class ValuesAnswer:
 
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
 async def values(site: Site, query: ValuesParameters) -> ValuesAnswer:
-    if not query.key:
-        raise InvalidInput("key is missing: give the name of the key")
     definition = site.masking.definitions.get(query.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")

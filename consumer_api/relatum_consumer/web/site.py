@@ -5,14 +5,12 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
-
-import anyio
-import anyio.to_thread
 
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
@@ -20,7 +18,6 @@ from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
-from relatum.store.translation import translated_errors
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions
@@ -44,7 +41,7 @@ class Links:
     version: str = ""
 
     def to(self, path: str, /, **query: object) -> str:
-        """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
+        """Return a path with a query. None and empty values are left out; a list repeats the parameter."""
         given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
@@ -67,11 +64,7 @@ def _query_texts(value: object) -> Iterable[str]:
     if isinstance(value, tuple | list):
         return [text for each in value for text in _query_texts(each)]
     # An undefined value of a template is an empty text.
-    if value is None or value is False or str(value) == "":
-        return ()
-    if isinstance(value, datetime):
-        return [value.isoformat()]
-    return ["1" if value is True else str(value)]
+    return () if value is None or str(value) == "" else (str(value),)
 
 
 # --- the servers' state -----------------------------------------------------------------------------------
@@ -86,19 +79,36 @@ _ANY_STREAM: Final = "relatum"
 """The stream that a check asks for. It need not exist: any answer shows that the broker is available."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Server:
     """RabbitMQ or PostgreSQL.
 
-    `cluster_name` is empty while unknown; `address` has host, port, and virtual host or database. `error` says why the
+    `address` has host, port, and virtual host or database; `cluster_name` is empty while unknown. `error` says why the
     server is unavailable, and `since` when that began; "" and None if it answers.
     """
 
     name: str
-    cluster_name: str
     address: str
+    cluster_name: str = ""
     error: str = ""
     since: datetime | None = None
+
+    async def check(self, request: Awaitable[object]) -> None:
+        """Wait for the answer to a request for at most `ANSWER_S`, and log changes."""
+        started, error = time.monotonic(), ""
+        try:
+            with within(ANSWER_S):
+                await request
+        except (RelatumError, TimeoutError) as failure:
+            is_late = time.monotonic() - started >= ANSWER_S
+            error = f"no answer within {ANSWER_S:g} s" if is_late else str(failure).rstrip(".")
+        if error and not self.error:
+            self.since = datetime.now(UTC)
+            log.warning("%s at %s is unavailable: %s. The page keeps checking it", self.name, self.address, error)
+        elif self.error and not error:
+            self.since = None
+            log.warning("%s at %s answers again", self.name, self.address)
+        self.error = error
 
 
 class Servers:
@@ -112,8 +122,8 @@ class Servers:
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
-        self.broker = Server("RabbitMQ", "", _address_text(BrokerAddress.of(broker)))
-        self.database = Server("PostgreSQL", "", self._database.address.name)
+        self.broker = Server("RabbitMQ", _address_text(BrokerAddress.of(broker)))
+        self.database = Server("PostgreSQL", self._database.address.name)
 
     @property
     def unavailable(self) -> tuple[Server, ...]:
@@ -123,10 +133,7 @@ class Servers:
     async def check(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
         reach_database = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(reach_database))
-        cluster_name = self.broker.cluster_name if self._reader is None else self._reader.cluster_name or ""
-        self.broker = _checked(replace(self.broker, cluster_name=cluster_name), broker)
-        self.database = _checked(self.database, database)
+        await asyncio.gather(self.broker.check(self._reach_broker()), self.database.check(reach_database))
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -137,34 +144,13 @@ class Servers:
     async def _reach_broker(self) -> None:
         if self._reader is None:
             self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
+            self.broker.cluster_name = self._reader.cluster_name or ""
         await self._reader.missing([_ANY_STREAM])
 
 
-async def _error_of(check: Awaitable[object]) -> str:
-    """Return why a check failed; empty if the server answered in time."""
-    started = time.monotonic()
-    try:
-        with within(ANSWER_S):
-            await check
-    except (RelatumError, TimeoutError) as error:
-        return str(error).rstrip(".") if time.monotonic() - started < ANSWER_S else f"no answer within {ANSWER_S:g} s"
-    return ""
-
-
-def _checked(server: Server, error: str) -> Server:
-    """Return the server's state after a check, and log changes."""
-    if not error:
-        if server.error:
-            log.warning("%s at %s answers again", server.name, server.address)
-        return replace(server, error="", since=None)
-    if server.since is None:
-        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.address, error)
-    return replace(server, error=error, since=server.since or datetime.now(UTC))
-
-
 def _address_text(address: BrokerAddress) -> str:
-    hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
-    return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
+    hosts = ",".join(each.where for each in address.each)
+    return f"{hosts}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
 
 
 # --- the site ---------------------------------------------------------------------------------------------
@@ -177,9 +163,6 @@ _STATEMENT_GRACE_S: Final = 5.0
 
 CACHE_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
-
-SECRET_CACHE_S: Final = 30.0
-"""Seconds for which the secret of digests is cached."""
 
 HUES: Final = 8
 """Number of the keys' colours, each with a letter."""
@@ -196,7 +179,7 @@ _Value = TypeVar("_Value")
 class _CacheEntry:
     value: Any = None
     until: float = 0.0
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Site:
@@ -217,8 +200,8 @@ class Site:
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self._reader: AsyncStreamReader | None = None
-        self._opening = anyio.Lock()
-        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._opening = asyncio.Lock()
+        self._threads = Threads(_THREADS, "relatum-web-calls")
         self._cache: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
@@ -226,6 +209,7 @@ class Site:
         await self.relations.close()
         if self._reader is not None:
             await self._reader.close()
+        self._threads.shutdown()
         self.database.close()
 
     async def reader(self) -> AsyncStreamReader:
@@ -243,13 +227,18 @@ class Site:
         """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.cached("secret", SECRET_CACHE_S, partial(self.in_thread, self._secret))
+            load = partial(self.in_thread, self.database.run, mask_secret)
+            self.masking.secret = await self.cached("secret", CACHE_S, load)
         self.masking.update(definitions)
         return definitions
 
     async def keys_last_known(self) -> None:
         """Load the keys as `keys` does; while the database is unavailable, keep the last known keys, if any."""
-        if not (self.servers.database.error and self.masking.is_known):
+        if self.servers.database.error and self.masking.is_known:
+            # The check may fail for a lack of connections while lookups have some, and keys may be masked meanwhile.
+            with within(ANSWER_S / 4), suppress(RelatumError):
+                await self.keys()
+        else:
             await self.keys()
 
     def hue(self, key: str) -> int:
@@ -257,25 +246,22 @@ class Site:
         return (self.masking.definitions[key].key_id - 1) % HUES if key in self.masking.definitions else 0
 
     def value_link(self, each: Any, place: Any = None) -> str:
-        """Return the URL of a search for a key's value: by the value, or by its message for a masked or composite key.
+        """Return the URL of a search for a key's value: by the value, or by its message if masked, composite or empty.
 
         The URL is empty if the key was removed, or if the message is needed and `place` is None.
         """
         definition = self.masking.definitions.get(each.key)
         if definition is None:
             return ""
-        if not self.masking.is_masked(definition) and not definition.is_composite:
+        if each.value and not self.masking.is_masked(definition) and not definition.is_composite:
             return self.links.search(key=each.key, value=each.value)
         if place is None:
             return ""
-        of_value = getattr(each, "of_value", 0)
+        keys = getattr(place, "keys", ())
+        of_value = next((key.of_value for key in keys if (key.key, key.value) == (each.key, each.value)), 0)
         return self.links.search(
             key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None
         )
-
-    def _secret(self) -> bytes:
-        with translated_errors(), self.database.engine.connect() as connection:
-            return mask_secret(connection)
 
     async def unavailable(self, *, now: bool = False) -> tuple[Server, ...]:
         """Return the unavailable servers. While one is unavailable, the servers are checked again only with `now`.
@@ -316,8 +302,8 @@ class Site:
             return entry.value  # type: ignore[no-any-return]
 
     async def in_thread(self, function: Callable[..., _Value], *arguments: Any, **options: Any) -> _Value:
-        """Run a blocking call in a thread; at most a few run concurrently."""
-        return await anyio.to_thread.run_sync(partial(function, *arguments, **options), limiter=self._threads)
+        """Run a blocking call in a thread, within the task's deadline; at most a few run concurrently."""
+        return await in_thread(self._threads, partial(function, *arguments, **options))
 
 
 def read_only(database: str, statement_s: float) -> str:

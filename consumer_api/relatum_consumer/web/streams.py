@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import BrokerUnavailable, NotFound, StreamNotFound
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, StreamNotFound, StreamUnavailable
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
 from relatum.recording.overview import (
@@ -135,10 +135,11 @@ async def streams(site: Site, query: StreamsParameters) -> StreamsAnswer:
     named = [name for name in recorded if query.q.casefold() in name.casefold()]
     stop = query.cursor + query.limit
     page = named[query.cursor : stop]
-    found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
+    # A name may also mean a super stream, whose partitions may be on other pages.
+    found = {each.stream: each for each in await statuses(site, page)}
     recorders = await site.cached("recorders", CACHE_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
-        streams=tuple(found),
+        streams=tuple(found[name] for name in page if name in found),
         total=len(named),
         recorded=len(recorded),
         keys=(await keys(site, NoParameters())).keys,
@@ -202,8 +203,8 @@ class LiveParameters(Parameters):
 class LiveAnswer:
     """The recorded messages that arrived last at the broker, newest first, regardless of their own times.
 
-    Only the last offsets of `streams` are read, the twenty most recently recorded of `streams_count`: rare messages
-    may be left out.
+    Only the last offsets of `streams` are read, the twenty most recently recorded of `streams_count`, without those
+    that cannot be read now: rare messages may be left out.
     """
 
     results: tuple[MessageRow, ...]
@@ -227,24 +228,33 @@ async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswe
     await site.keys()
     ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, query.stream)
     live_ends = ends[:LIVE_STREAMS_MAX]
-    read = await gather((partial(_latest_recorded, site, end) for end in live_ends), LIVE_STREAMS_MAX)
-    found = [each for messages in read for each in messages[-per_stream:]]
+    is_named = bool(query.stream)
+    calls = (partial(_latest_recorded, site, end, is_named=is_named) for end in live_ends)
+    read = dict(zip(live_ends, await gather(calls, LIVE_STREAMS_MAX), strict=True))
+    found = [each for messages in read.values() for each in (messages or ())[-per_stream:]]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: query.limit]),
-        streams=tuple(end.stream for end in live_ends),
+        streams=tuple(end.stream for end, messages in read.items() if messages is not None),
         streams_count=len(ends),
     )
 
 
-async def _latest_recorded(site: Site, end: RecordedEnd) -> list[Message]:
-    """Return a stream's last recorded messages; none if the stream was replaced since it was recorded."""
+async def _latest_recorded(site: Site, end: RecordedEnd, *, is_named: bool) -> list[Message] | None:
+    """Return a stream's last recorded messages; none if the stream was replaced since it was recorded.
+
+    Unless it was named, the result is None if it alone cannot be read.
+    """
     if end.position is None:
         return []
     try:
         messages = await site.scan(end.stream, max(0, end.next_offset - _LATEST_OFFSETS), end.next_offset)
     except NotFound:
         return []
+    except (AccessRefused, StreamUnavailable):
+        if is_named:
+            raise
+        return None
     last = next((each for each in messages if each.offset == end.position.offset), None)
     is_same = last is not None and agreement_of(end.position, last) is Agreement.SAME
     return messages if is_same else []

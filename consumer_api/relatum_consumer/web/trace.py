@@ -10,7 +10,7 @@ from relatum_consumer import Status, Trace
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.traces import Edge, Shared, Step, Stop
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.messages import MessageRow, covered, message_rows, query_text, query_value, shown_value
+from relatum_consumer.web.messages import MessageRow, covered, message_rows, query_text, query_value
 from relatum_consumer.web.parameters import Moment, Number, Parameters, TextList
 from relatum_consumer.web.site import Site
 
@@ -67,7 +67,7 @@ async def trace(site: Site, query: TraceParameters) -> TraceAnswer:
     def masked(each: _Valued) -> _Valued:
         if each.key is None:
             return each
-        value = shown_value(site, each.key, each.value or "")
+        value = site.masking.shown(each.key, each.value or "")
         return replace(each, value=value) if isinstance(each, Stop) else each._replace(value=value)
 
     return TraceAnswer(

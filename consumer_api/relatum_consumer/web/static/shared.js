@@ -41,14 +41,6 @@ document.querySelector("[data-zone]")?.addEventListener("click", () => {
   drawTimes();
 });
 
-// Browsers scroll to the target, but may not move the focus.
-document.addEventListener("click", (event) => {
-  const skip = event.target.closest?.(".skip");
-  if (!skip) return;
-  event.preventDefault();
-  document.querySelector(skip.hash).focus();
-});
-
 const shortcuts = document.querySelector("[data-shortcuts]");
 shortcuts.checked = storedSetting("relatum-shortcuts") !== "off";
 shortcuts.addEventListener("change", () => storeSetting("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
@@ -106,8 +98,8 @@ async function refresh() {
     const response = await fetch(location.href, { signal: AbortSignal.timeout(SILENT_MS) });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const [target, found] = [document, page].map((each) => each.querySelector("#answer"));
-    // The page has no answer if it needs its token, for example.
-    if (!found) { location.reload(); return; }
+    // Without an answer, the page may need its token. A proxy's error page (5xx) is temporary.
+    if (!found && response.status < 500) { location.reload(); return; }
     const [servers, now] = [document, page].map((each) => each.querySelector("#servers"));
     // Replaced only on changes: screen readers read a replaced alert again.
     if (servers.textContent !== now.textContent) { servers.replaceChildren(...now.childNodes); drawTimes(servers); }
