@@ -226,6 +226,28 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
     assert {key for key, _, _ in place.rows()} == {"order_id"}
 
 
+@pytest.mark.differs
+def test_a_stream_that_is_replaced_during_a_fill_is_refused(place: Place) -> None:
+    """What another scan reads of another stream is not covered in the name of the recorded one."""
+    place.put(*orders(10))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    add_keys(place.engine, ["host"])
+
+    def replace(*_: int) -> None:
+        place.declare_again()
+        place.put(*orders(10, start=100))
+
+    with StreamReader.open(place.amqp) as reader:
+        plan = plan_backfill(place.engine, reader, "/", place.stream, ["host"])
+        (segment,) = plan.segments
+        make_filler = partial(Filler, place.engine, reader, plan.stream, plan.definitions)
+        make_filler().complete(Segment(5, 6, segment.key_ids))
+        with pytest.raises(CoverageConflict):
+            make_filler(on_commit=replace).complete(segment)
+    assert [offset for key, _, offset in place.rows() if key == "host"] == list(range(6))
+
+
 def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
