@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -13,6 +14,7 @@ from relatum.errors import (
     AccessRefused,
     AnotherBroker,
     NotFound,
+    ReadTimeout,
     RelatumError,
     StreamNotFound,
     StreamUnavailable,
@@ -282,12 +284,15 @@ def recorded_status(
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
-    identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None
+    identity = BrokerIdentity(None, "")
+    if facts.brokers and isinstance(reader, StreamReader):
+        with suppress(StreamUnavailable, ReadTimeout):
+            identity = reader.identity()
     return [_status_of(stream, facts, reader, _bounds(engine, reader, stream, identity)) for stream in known]
 
 
 def _bounds(
-    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
+    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity
 ) -> StreamBounds | RelatumError:
     if isinstance(reader, RelatumError):
         return reader
@@ -295,8 +300,6 @@ def _bounds(
         check_broker(engine, reader, stream, identity)
     except AnotherBroker as error:
         return error
-    except StreamUnavailable:
-        pass  # Without an answer of the leader, the bounds are unknown, too.
     return bounds_or_error(reader, stream.name)
 
 
