@@ -7,7 +7,6 @@ answer to the next statement, and the pool opens another one. A cancel request f
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.waiting import wait_conn
 
 from relatum.common.checks import seconds_text
-from relatum.common.waiting import LOOK_S, Deadline, current, left_s
+from relatum.common.waiting import LOOK_S, Deadline, Threads, current, left_s
 
 ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after a call's deadline. A healthy server needs less, so its connection can be reused."""
@@ -28,10 +27,8 @@ ROLLBACK_S: Final = 0.5
 CANCEL_S: Final = 2.0
 """Seconds to send a cancel request, in the background."""
 
-CANCELS_MAX: Final = 4
-"""Maximum simultaneous cancel requests; further statements are not cancelled."""
-
-_cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
+_CANCELLING: Final = Threads(4, "relatum-cancel")
+"""Threads that send cancel requests. While all are busy, further statements are not cancelled."""
 
 _Result = TypeVar("_Result")
 
@@ -188,15 +185,10 @@ def idle_limit(seconds: float) -> str:
 
 
 def _cancel(pgconn: Any) -> None:
-    if not _cancelling.acquire(blocking=False):
-        return
-    try:
-        cancel_connection = pgconn.cancel_conn()
-    except psycopg.Error:
+    if not _CANCELLING.waiting:
         # Before libpq 17, only a blocking call can cancel.
-        _cancelling.release()
-        return
-    threading.Thread(target=_send_cancel, args=(cancel_connection,), name="relatum-cancel", daemon=True).start()
+        with suppress(psycopg.Error):
+            _CANCELLING.submit(_send_cancel, pgconn.cancel_conn())
 
 
 def _send_cancel(cancel_connection: Any) -> None:
@@ -208,7 +200,6 @@ def _send_cancel(cancel_connection: Any) -> None:
             )
     finally:
         cancel_connection.finish()
-        _cancelling.release()
 
 
 @contextmanager
