@@ -17,7 +17,7 @@ from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
 from tests.support import until_answered
-from tests.support.standstill import end_sessions
+from tests.support.standstill import end_sessions, locked
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
 NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
@@ -120,6 +120,20 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
     assert database.rows(ADD, {"named": "b"})
     end_sessions(database_url)
     assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
+
+
+def test_a_transaction_that_timed_out_is_not_repeated(database_url: str) -> None:
+    """A transaction whose statement gets no answer in time is an error after one time limit, like a statement."""
+    tries: list[int] = []
+
+    def work(connection: sa.Connection) -> None:
+        tries.append(1)
+        connection.execute(NAMES)
+
+    with closing(Database(database_url, statement_s=0.2)) as database, locked(database_url, "keys"):
+        with pytest.raises(DatabaseUnavailable):
+            database.run(work)
+    assert len(tries) == 1
 
 
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:

@@ -351,4 +351,5 @@ def _is_transient(error: BaseException) -> bool:
     cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
     if not isinstance(cause, sa.exc.DBAPIError):
         return False
-    return cause.connection_invalidated or isinstance(cause.orig, _CONFLICTS)
+    is_lost = cause.connection_invalidated and not isinstance(cause.orig, NoAnswerInTime)
+    return is_lost or isinstance(cause.orig, _CONFLICTS)
