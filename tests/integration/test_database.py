@@ -136,6 +136,14 @@ def test_a_transaction_that_timed_out_is_not_repeated(database_url: str) -> None
     assert len(tries) == 1
 
 
+def test_a_dead_connection_that_only_transactions_used_is_replaced(database: Database, database_url: str) -> None:
+    """A statement over a connection that was dead in the pool is repeated, whatever used the connection before."""
+    with database.transaction() as connection:
+        connection.execute(NAMES)
+    end_sessions(database_url)
+    assert database.rows(ADD, {"named": "a"})
+
+
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:
     """None of its connections is kept, and each is left as ever; a closed one fails with its `refusing` text."""
     shared = Database(database_url)

@@ -159,6 +159,22 @@ def test_a_statement_that_no_thread_can_cancel_ends_in_time(
         assert database.pool.in_use == 0
 
 
+def test_an_interrupted_rollback_leaves_no_connection_behind(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection whose rollback is interrupted is closed, and the pool has room for another one."""
+
+    def interrupted(_: TimedConnection) -> None:
+        raise KeyboardInterrupt
+
+    connection = database.pool.take(autocommit=False)
+    connection.begin()
+    monkeypatch.setattr(TimedConnection, "rollback", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        connection.close()
+    assert (database.pool.in_use, database.pool.idle, connection.closed) == (0, 0, True)
+
+
 def test_threads_that_are_interrupted_leave_no_connection_behind(database: Database) -> None:
     """A thread whose deadline is brought forward while it waits, connects or asks leaves no connection in use."""
 

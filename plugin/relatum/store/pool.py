@@ -8,6 +8,7 @@ continues to log in after the caller has given up. See docs/adr/0047.
 import math
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -197,23 +198,22 @@ class Pool:
             return  # It was already returned, or belongs to the parent.
         if connection.broken:
             self.forget(connection.generation)
-        status = connection.info.transaction_status
-        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            try:
-                connection.rollback()
-            except psycopg.Error:
-                connection.end()
-        elif status is not TransactionStatus.IDLE:
-            connection.end()
-        with self._lock:
-            self._in_use.discard(connection)
-            is_reusable = not connection.closed and connection.generation == self._generation and not self._is_closed
-            if is_reusable and len(self._idle) < max(self._idle_max, len(self._waiters)):
-                self._idle.append(connection)
-            else:
-                # libpq sends the Terminate message without waiting.
-                connection.end()
-            self._wake_first()
+        try:
+            if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                with suppress(psycopg.Error):
+                    connection.rollback()
+        finally:
+            is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+            with self._lock:
+                self._in_use.discard(connection)
+                is_reusable = is_idle and connection.generation == self._generation and not self._is_closed
+                if is_reusable and len(self._idle) < max(self._idle_max, len(self._waiters)):
+                    connection.is_used = True
+                    self._idle.append(connection)
+                else:
+                    # libpq sends the Terminate message without waiting.
+                    connection.end()
+                self._wake_first()
 
     def close(self) -> None:
         """Close idle connections now, and the others when they are returned."""
