@@ -262,6 +262,16 @@ def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
         wait_until(lambda: len(place.rows()) == 2, what="the stream's rows")
 
 
+@pytest.mark.differs
+def test_offsets_whose_rows_were_pruned_are_not_filled_again(place: Place) -> None:
+    """Pruned rows that are left in closed parts are not doubled where a new leader retains older messages."""
+    place.put_recorded(*orders(4), keys=["order_id"])
+    place.sql("UPDATE relatum.streams SET retained_from = 2")
+    place.sql("UPDATE relatum.coverage SET from_offset = 2")
+    assert place.backfill().messages == 0
+    assert len(place.rows()) == 4
+
+
 def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:
     """Each run records what was published since, by the super stream's name, too; a recorder continues behind it."""
     add_keys(place.engine, ["order_id"])

@@ -34,7 +34,10 @@ FORGOTTEN: Final = "forgotten"
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A row of `relatum.streams`: one generation of a stream; a stream that is declared again gets the next one."""
+    """A row of `relatum.streams`: one generation of a stream; a stream that is declared again gets the next one.
+
+    Messages below `first_offset` were dropped by retention; rows below `retained_from` may have been pruned.
+    """
 
     stream_id: int
     vhost: str
@@ -44,9 +47,12 @@ class StreamRow:
     record_time: bool
     first_offset: int | None
     broker_id: UUID | None = None
+    retained_from: int | None = None
 
 
-STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__)
+STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__).replace(
+    "first_offset", "greatest(first_offset, retained_from) AS first_offset"
+)
 
 KEYS_IN_FORCE: Final = sql("""
     SELECT key.key_id, key.name, key.sources, key.type, key.since, named.name AS names, key.masked
@@ -98,6 +104,10 @@ _STREAMS: Final = sql(f"""
         AND (:names::text[] IS NULL OR name = ANY (:names::text[])
             OR :partitions::boolean AND super_stream = ANY (:names::text[]))
     ORDER BY name""")
+
+_PRESENT: Final = sql(f"""
+    SELECT {STREAM_COLUMNS} FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
 
 _SET_RECORD_TIME: Final = sql("""
     UPDATE relatum.streams SET record_time = :on::boolean
@@ -347,6 +357,12 @@ def streams_named(
     """
     parameters = {"vhost": vhost, "names": None if names is None else list(names), "partitions": partitions}
     return [StreamRow(*row) for row in connection.execute(_STREAMS, parameters)]
+
+
+def present_streams(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, StreamRow]:
+    """Read streams by id, except those that were replaced or forgotten."""
+    rows = connection.execute(_PRESENT, {"stream_ids": list(stream_ids)})
+    return {row.stream_id: StreamRow(*row) for row in rows}
 
 
 def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
