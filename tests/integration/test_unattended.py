@@ -82,6 +82,13 @@ def test_a_status_does_not_need_the_brokers_id(place: Place, recorded: str, monk
     assert (found.state, found.last, found.error) == ("unattended", 2, None)
 
 
+def test_a_key_that_is_called_time_has_its_own_ranges(place: Place, recorded: str) -> None:
+    """The status shows where a key with the name `time` is recorded, not where messages' times are."""
+    assert place.status(recorded).covered["time"] == [(0, 3)]
+    add_keys(place.engine, ["time"])
+    assert place.status(recorded).covered["time"] == []
+
+
 def test_a_message_without_the_key_is_told_from_one_without_relata(
     place: Place, relations: Relations, relatum: Relatum, recorded: str
 ) -> None:

@@ -149,11 +149,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 
 
 def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams.
-
-    Raises:
-        StreamNotFound: a name is not recorded.
-    """
+    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)
         rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names) or None})
@@ -223,12 +219,13 @@ class StreamStatus:
     read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a starting
     node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are the first
     and last retained offset, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
-    name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
-    ranges that are recorded for no key; a recorder closes them. `lag_offsets` counts the offsets in gaps and after the
-    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` is
-    estimated in a large table, and `bytes` (with indexes) always. `skipped` counts unrecorded values by key and reason.
-    `recorder` is the holder of the lease, or None. `broker` names the broker that the stream was recorded from, by
-    cluster name and the beginning of its id; None if unknown.
+    name, and those of messages' times as `time`, unless a key has that name. `holes` are ranges that retention dropped
+    before they were recorded; `gaps` are retained ranges that are recorded for no key; a recorder closes them.
+    `lag_offsets` counts the offsets in gaps and after the recorded end; `lag_s` is the age of the oldest unrecorded
+    message in seconds; each is None if unknown. `rows` is estimated in a large table, and `bytes` (with indexes)
+    always. `skipped` counts unrecorded values by key and reason. `recorder` is the holder of the lease, or None.
+    `broker` names the broker that the stream was recorded from, by cluster name and the beginning of its id; None if
+    unknown.
     """
 
     stream: str
@@ -344,7 +341,7 @@ def _status_of(
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
-        covered={**ranges, "time": covered(rows, TIME)},
+        covered={**ranges, "time": ranges.get("time", covered(rows, TIME))},
         holes=[(row.from_offset, row.to_offset) for row in rows if row.kind == "hole"],
         lag_offsets=lag_offsets,
         lag_s=lag_s,
