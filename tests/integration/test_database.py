@@ -97,6 +97,13 @@ def test_a_transaction_that_stands_still_lets_go_of_its_locks(database_url: str,
             assert connection.scalar(LIMIT) == "0", "it is told of none"
 
 
+def test_the_longest_limit_of_an_idle_transaction_is_postgresqls(database_url: str) -> None:
+    """A lease of months limits idle transactions to as long as PostgreSQL can count, 24 days."""
+    with closing(Database(database_url, idle_s=1e7)) as database, database.transaction() as connection:
+        setting = "SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
+        assert connection.scalar(sql(setting)) == "2147483647"
+
+
 def _within(transaction: AbstractContextManager[sa.Connection], work: Callable[[sa.Connection], None]) -> None:
     with transaction as connection:
         work(connection)
@@ -130,9 +137,12 @@ def test_a_transaction_that_timed_out_is_not_repeated(database_url: str) -> None
         tries.append(1)
         connection.execute(NAMES)
 
-    with closing(Database(database_url, statement_s=0.2)) as database, locked(database_url, "keys"):
-        with pytest.raises(DatabaseUnavailable):
-            database.run(work)
+    with (
+        closing(Database(database_url, statement_s=0.2)) as database,
+        locked(database_url, "keys"),
+        pytest.raises(DatabaseUnavailable),
+    ):
+        database.run(work)
     assert len(tries) == 1
 
 

@@ -133,11 +133,7 @@ class TimedConnection(psycopg.Connection[Any]):
             super().add_notice_handler(callback)
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
-        """Wait as psycopg does, but only up to the limit and the deadline.
-
-        Raises:
-            NoAnswerInTime: the limit or the deadline has passed. If anything was sent, the connection was closed.
-        """
+        """Wait as psycopg does, but only up to the limit and the deadline; then raise `NoAnswerInTime`."""
         deadline = current() if self.ending is None else Deadline(None, current(), self.ending)
         now, limit_s = time.monotonic(), self.statement_s
         if self._step == "rollback":
@@ -181,7 +177,7 @@ class TimedConnection(psycopg.Connection[Any]):
 
 def idle_limit(seconds: float) -> str:
     """Return the statement that makes the server end the transaction after this many idle seconds."""
-    return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
+    return f"SET LOCAL idle_in_transaction_session_timeout = {min(max(1, round(seconds * 1000)), 2**31 - 1)}"
 
 
 def _cancel(pgconn: Any) -> None:
