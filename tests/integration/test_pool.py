@@ -142,9 +142,7 @@ def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(databas
         assert other.scalar(sa.text("SELECT to_regclass('left_open')")) is None
 
 
-def test_a_statement_that_no_thread_can_cancel_ends_in_time(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_that_no_thread_can_cancel_ends_in_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that gets no answer ends with its own error also where no thread can start, as at a program's end."""
 
     def refuse(_: threading.Thread) -> None:

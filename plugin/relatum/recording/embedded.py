@@ -204,13 +204,8 @@ BOUND_MAX: Final = 100
 class EmbeddedRecorder:
     """Records the streams that this process publishes to.
 
-    Only `close` waits for the broker or the database.
-
-    Args:
-        broker: The broker.
-        database: PostgreSQL's URL, or a `Database`.
-        definitions: Keys to define, unless they are already defined. Default: none.
-        defines: Whether to define the keys. False: only compare them, since another process records. Default: True.
+    Only `close` waits for the broker or the database. `definitions` are keys to define, unless they exist; without
+    `defines`, they are only compared, since another process records.
     """
 
     def __init__(

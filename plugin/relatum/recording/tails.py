@@ -87,11 +87,7 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
 def set_tail(
     connection: sa.Connection, stream: StreamRow, tail: CoverageRow | None, at: int, known: Position | None
 ) -> None:
-    """Replace the tail with a new one at an offset, for the keys in force. `known` is the last position before it.
-
-    Raises:
-        CoverageConflict: another recorder has moved the tail.
-    """
+    """Replace the tail with a new one at an offset, for the keys in force. `known` is the last position before it."""
     is_closed = tail is None or close_tails(connection, [tail])
     key_ids = [definition.key_id for definition in key_definitions(connection)]
     new = new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known)

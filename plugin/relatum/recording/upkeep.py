@@ -357,12 +357,11 @@ class Upkeep:
                 for record, parts in ((filler.fill, closable), (filler.record_again, over_amqp)):
                     for part in parts:
                         has_work |= self._record_offsets(row, record, part)
-            except StreamUnavailable as error:
-                failed = error
-            except (BrokerUnavailable, DatabaseUnavailable):
-                raise
-            except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
-                failed = error
+            except Exception as error:
+                is_of_stream = isinstance(error, StreamUnavailable)
+                if isinstance(error, BrokerUnavailable | DatabaseUnavailable) and not is_of_stream:
+                    raise
+                failed = error  # An error of one stream stops no other.
             finally:
                 tail.stream.progress.lost(filler.lost_offsets)
         if failed is not None:

@@ -51,11 +51,7 @@ class DatabaseAddress:
     statement_s: float | None = None
 
     def hosts(self) -> list[tuple[str, int | None]]:
-        """Return each host with its port, in the order of attempts to connect. A port of None is libpq's default.
-
-        Raises:
-            ConfigurationError: the numbers of hosts and ports do not match.
-        """
+        """Return each host with its port (None: libpq's default), in the order of attempts to connect."""
         hosts = (self.parameters.get("host") or self.parameters.get("hostaddr", "")).split(",")
         ports = self.parameters.get("port", "").split(",")
         if len(ports) == 1:

@@ -62,9 +62,6 @@ def sql(text: str) -> sa.TextClause:
     """Return a statement. Its parameters are `:name::type`: PostgreSQL plans each combination of types separately.
 
     Quotes are not parsed: a colon before a letter is a parameter even inside quotes.
-
-    Raises:
-        ValueError: a parameter has no type.
     """
     untyped = _UNTYPED.findall(text)
     if untyped:

@@ -97,15 +97,8 @@ class Pool:
     def take(self, *, ending: Deadline | None = None, autocommit: bool, is_bounded: bool = True) -> TimedConnection:
         """Return an idle or a new connection; wait if the pool is full. The connection's `close` returns it.
 
-        Args:
-            ending: A deadline of this wait and of the connection's waits. None for no deadline.
-            autocommit: Whether each statement is its own transaction.
-            is_bounded: False opens another connection if all are in use, so that leases never wait.
-
-        Raises:
-            DatabaseUnavailable: no connection became free in time.
-            psycopg.Error: the connection could not be opened.
-            ConfigurationError: the server is too old.
+        `ending` is a deadline of this wait and of the connection's waits. Without `is_bounded`, another connection is
+        opened if all are in use, so that leases never wait.
         """
         deadline = Deadline(None, current(), ending)
         waiting = Deadline(self._wait_s, deadline) if is_bounded else None
@@ -249,9 +242,6 @@ def check_session(connection: TimedConnection, is_pooled: bool | None) -> None:
 
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html
-
-    Raises:
-        ConfigurationError: the server is older than PostgreSQL 15.
     """
     major = connection.info.server_version // 10_000
     if major < OLDEST:
