@@ -39,11 +39,9 @@ _INTEGER_OPTIONS: Final = (
 class DatabaseAddress:
     """The address of a database, with the login.
 
-    Attributes:
-        parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
-            Missing parameters come from the environment, a service or libpq's defaults.
-        is_pooled: Whether a pooler assigns sessions by transaction. None: each connection detects it.
-        statement_s: The time limit of a statement that the URL sets, in seconds; 0: no limit. None: the URL sets none.
+    `parameters` are libpq's in the URL, by libpq's names; several hosts and ports are separated by commas. `is_pooled`:
+    Whether a pooler assigns sessions by transaction. None: each connection detects it. `statement_s`: The time limit of
+    a statement that the URL sets, in seconds; 0: no limit. None: the URL sets none.
     """
 
     parameters: Mapping[str, str] = field(repr=False)

@@ -41,13 +41,9 @@ OLDEST: Final = 15
 class Pool:
     """Connections to one database. Thread-safe. In a forked child, the pool is empty: the parent owns the connections.
 
-    Args:
-        parameters: libpq's parameters, by name; they override `LIBPQ_OPTIONS`.
-        idle_max: Maximum idle connections.
-        size_max: Maximum connections, in use and idle; None for no limit.
-        wait_s: Maximum seconds to wait for a free connection.
-        statement_s: Maximum seconds of a statement; None for no limit except a call's deadline.
-        is_pooled: Whether a pooler assigns sessions by transaction, so that nothing is prepared; None to detect it.
+    `parameters` are libpq's, by name; they override `LIBPQ_OPTIONS`. `size_max` limits the connections in use and idle;
+    `wait_s` is the time limit of a wait for one. `is_pooled`: Whether a pooler assigns sessions by transaction, so that
+    nothing is prepared; None to detect it.
     """
 
     def __init__(
