@@ -254,14 +254,11 @@ class _Registry:
         self._past: _Values = {}
 
     def report(self, source: Any, *, owner: object | None = None, **labels: str) -> None:
-        """Report a component from now on.
+        """Report a component from now on; `labels` are the values of the labels that its statistics declare.
 
-        Args:
-            source: The component. Its `statistics()` returns an object of a class declared with `reported`; no I/O.
-            owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner,
-                it is reported until the owner is garbage-collected, and no count is lost. The source must not refer to
-                its owner.
-            labels: The values of the labels that the statistics declare, by label.
+        Its `statistics()` returns an object of a class declared with `reported`, without I/O. It is reported while it
+        is referenced, or until `retire`; with an owner, until the owner is garbage-collected, and no count is lost. The
+        source must not refer to its owner.
         """
         key = id(source)
         entry = _Entry(weakref.ref(source, lambda _: self._end(key)), labels)
@@ -345,8 +342,9 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
 
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
-    except OSError as error:
-        text = f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another host or port"
+    except (OSError, ValueError) as error:  # Python raises a ValueError for a host that cannot be a name.
+        reason = getattr(error, "strerror", error)
+        text = f"cannot serve metrics on {host}:{port}: {reason}; choose another host or port"
         raise ConfigurationError(text) from error
 
     def end() -> None:

@@ -226,6 +226,28 @@ def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(place: Plac
     assert {key for key, _, _ in place.rows()} == {"order_id"}
 
 
+@pytest.mark.differs
+def test_a_stream_that_is_replaced_during_a_fill_is_refused(place: Place) -> None:
+    """What another scan reads of another stream is not covered in the name of the recorded one."""
+    place.put(*orders(10))
+    add_keys(place.engine, ["order_id"])
+    place.backfill()
+    add_keys(place.engine, ["host"])
+
+    def replace(*_: int) -> None:
+        place.declare_again()
+        place.put(*orders(10, start=100))
+
+    with StreamReader.open(place.amqp) as reader:
+        plan = plan_backfill(place.engine, reader, "/", place.stream, ["host"])
+        (segment,) = plan.segments
+        make_filler = partial(Filler, place.engine, reader, plan.stream, plan.definitions)
+        make_filler().complete(Segment(5, 6, segment.key_ids))
+        with pytest.raises(CoverageConflict):
+            make_filler(on_commit=replace).complete(segment)
+    assert [offset for key, _, offset in place.rows() if key == "host"] == list(range(6))
+
+
 def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +260,16 @@ def test_a_stream_that_was_replaced_before_it_was_filled_is_recorded(
     place.put(*orders(2))
     with place.recording():
         wait_until(lambda: len(place.rows()) == 2, what="the stream's rows")
+
+
+@pytest.mark.differs
+def test_offsets_whose_rows_were_pruned_are_not_filled_again(place: Place) -> None:
+    """Pruned rows that are left in closed parts are not doubled where a new leader retains older messages."""
+    place.put_recorded(*orders(4), keys=["order_id"])
+    place.sql("UPDATE relatum.streams SET retained_from = 2")
+    place.sql("UPDATE relatum.coverage SET from_offset = 2")
+    assert place.backfill().messages == 0
+    assert len(place.rows()) == 4
 
 
 def test_a_repeated_back_fill_reaches_the_streams_end(place: Place) -> None:

@@ -17,7 +17,7 @@ from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
 from tests.support import until_answered
-from tests.support.standstill import end_sessions
+from tests.support.standstill import end_sessions, locked
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
 NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
@@ -97,6 +97,13 @@ def test_a_transaction_that_stands_still_lets_go_of_its_locks(database_url: str,
             assert connection.scalar(LIMIT) == "0", "it is told of none"
 
 
+def test_the_longest_limit_of_an_idle_transaction_is_postgresqls(database_url: str) -> None:
+    """A lease of months limits idle transactions to as long as PostgreSQL can count, 24 days."""
+    with closing(Database(database_url, idle_s=1e7)) as database, database.transaction() as connection:
+        setting = "SELECT setting FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
+        assert connection.scalar(sql(setting)) == "2147483647"
+
+
 def _within(transaction: AbstractContextManager[sa.Connection], work: Callable[[sa.Connection], None]) -> None:
     with transaction as connection:
         work(connection)
@@ -120,6 +127,31 @@ def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url:
     assert database.rows(ADD, {"named": "b"})
     end_sessions(database_url)
     assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
+
+
+def test_a_transaction_that_timed_out_is_not_repeated(database_url: str) -> None:
+    """A transaction whose statement gets no answer in time is an error after one time limit, like a statement."""
+    tries: list[int] = []
+
+    def work(connection: sa.Connection) -> None:
+        tries.append(1)
+        connection.execute(NAMES)
+
+    with (
+        closing(Database(database_url, statement_s=0.2)) as database,
+        locked(database_url, "keys"),
+        pytest.raises(DatabaseUnavailable),
+    ):
+        database.run(work)
+    assert len(tries) == 1
+
+
+def test_a_dead_connection_that_only_transactions_used_is_replaced(database: Database, database_url: str) -> None:
+    """A statement over a connection that was dead in the pool is repeated, whatever used the connection before."""
+    with database.transaction() as connection:
+        connection.execute(NAMES)
+    end_sessions(database_url)
+    assert database.rows(ADD, {"named": "a"})
 
 
 def test_a_shared_database_is_as_it_was(database_url: str) -> None:

@@ -142,6 +142,37 @@ def test_a_connection_of_which_work_is_left_open_is_the_next_ones_as_new(databas
         assert other.scalar(sa.text("SELECT to_regclass('left_open')")) is None
 
 
+def test_a_statement_that_no_thread_can_cancel_ends_in_time(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that gets no answer ends with its own error also where no thread can start, as at a program's end."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with closing(Database(database_url, statement_s=0.3)) as database, locked(database_url, "streams"):
+        database.rows(ONE, {})
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(DatabaseUnavailable):
+                database.rows(sql("SELECT FROM relatum.streams"), {})
+        assert database.pool.in_use == 0
+
+
+def test_an_interrupted_rollback_leaves_no_connection_behind(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection whose rollback is interrupted is closed, and the pool has room for another one."""
+
+    def interrupted(_: TimedConnection) -> None:
+        raise KeyboardInterrupt
+
+    connection = database.pool.take(autocommit=False)
+    connection.begin()
+    monkeypatch.setattr(TimedConnection, "rollback", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        connection.close()
+    assert (database.pool.in_use, database.pool.idle, connection.closed) == (0, 0, True)
+
+
 def test_threads_that_are_interrupted_leave_no_connection_behind(database: Database) -> None:
     """A thread whose deadline is brought forward while it waits, connects or asks leaves no connection in use."""
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from relatum import metrics
-from relatum.errors import ConfigurationError, SchemaMissing
+from relatum.errors import ConfigurationError, SchemaMissing, UsedAfterClose
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording import Recorder, prune, ranges, set_record_time, status, upkeep
@@ -241,8 +241,8 @@ def test_a_stream_declared_again_is_pruned_from_its_start(fleeting: Place, monke
     monkeypatch.setattr(upkeep, "ENDS_S", 0.2)
 
     def pruned_to() -> int:
-        ((first,),) = fleeting.sql("SELECT retained_from FROM relatum.streams WHERE replaced_at IS NULL")
-        return first or 0
+        found = fleeting.sql("SELECT retained_from FROM relatum.streams WHERE replaced_at IS NULL")
+        return max((first or 0 for (first,) in found), default=0)
 
     with fleeting.recording(keys=["order_id"]):
         fleeting.put(*BIG)
@@ -389,6 +389,15 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> N
 def tail_keys(place: Place) -> int:
     ((count,),) = place.sql("SELECT cardinality(key_ids) FROM relatum.coverage WHERE is_tail")
     return int(count)
+
+
+def test_a_recorder_runs_once(place: Place) -> None:
+    """A recorder that has stopped refuses to run again: it would record nothing."""
+    recorder, stop = Recorder(place.amqp, place.database, [place.stream]), threading.Event()
+    stop.set()
+    recorder.run(stop)
+    with pytest.raises(UsedAfterClose):
+        recorder.run(threading.Event())
 
 
 def test_a_database_without_the_schema_ends_the_recorder(amqp_url: str, empty_database_url: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from relatum.errors import BrokerUnavailable
+from relatum.errors import BrokerUnavailable, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import Message
+from relatum.reading import Message, StreamReader
 from relatum.recording.overview import recorded_status
 from relatum.store.catalog import add_keys
 from relatum_cli.app import app
@@ -68,6 +68,25 @@ def test_the_status_of_many_streams_takes_as_many_statements_as_that_of_one(plac
         assert (first.skipped, [each.kind for each in first.events]) == ({"order_id": {"too_long": 1}}, ["hole"])
         assert [(each.skipped, each.events) for each in others] == [({}, [])] * (len(names) - 1)
     assert counts[0] == counts[1]
+
+
+def test_a_status_does_not_need_the_brokers_id(place: Place, recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that can be read have their status while the stream with the broker's id has no leader."""
+
+    def identity(_: StreamReader) -> None:
+        raise StreamUnavailable("no leader", stream="relatum.broker")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamReader, "identity", identity)
+        found = place.status(recorded)
+    assert (found.state, found.last, found.error) == ("unattended", 2, None)
+
+
+def test_a_key_that_is_called_time_has_its_own_ranges(place: Place, recorded: str) -> None:
+    """The status shows where a key with the name `time` is recorded, not where messages' times are."""
+    assert place.status(recorded).covered["time"] == [(0, 3)]
+    add_keys(place.engine, ["time"])
+    assert place.status(recorded).covered["time"] == []
 
 
 def test_a_message_without_the_key_is_told_from_one_without_relata(

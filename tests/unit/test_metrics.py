@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relatum import metrics
+from relatum.errors import ConfigurationError
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, MaxGauge, MinGauge, Observed, PerLabel
 from tests.support.forking import in_child
 
@@ -234,6 +235,13 @@ def test_what_ends_while_it_is_asked_is_told_to_the_last(name: str) -> None:
     metrics.report(thing, name=name)
     thing.done = 3
     assert [page(name)["done_total"] for _ in range(3)] == [3.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("host", ["a..b", "a\0b", "\ud800"])
+def test_a_host_that_cannot_be_a_name_is_refused(host: str) -> None:
+    """Metrics cannot be served on a host whose name cannot be encoded, which is an error of the configuration."""
+    with pytest.raises(ConfigurationError):
+        metrics.serve(9400, host)
 
 
 def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Thing], name: str) -> None:

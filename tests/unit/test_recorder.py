@@ -209,7 +209,7 @@ def test_a_new_name_whose_query_fails_holds_up_no_other() -> None:
 def test_what_is_no_name_is_passed_over() -> None:
     """A value that is not a name, or a name of the broker's own, is not asked about."""
     watched = Watched()
-    wrong = [5, None, "\ud800", b"\xff", "x" * 256, ["a"], "", "amq.rabbitmq.reply-to.g1h2", b"amq.rabbitmq.log"]
+    wrong = [5, None, "\ud800", b"\xff", "x" * 256, "a\0b", ["a"], "", "amq.rabbitmq.reply-to.g1", b"amq.rabbitmq.log"]
     for name in wrong:
         assert not watched.add("", name, 0.0), name
         assert name in ("",) or not watched.add(name, "key", 0.0), name

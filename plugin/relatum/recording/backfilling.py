@@ -169,7 +169,9 @@ def plan_backfill(
     segments: list[Segment] = []
     if bounds.first is not None and bounds.last is not None:
         end = min(bounds.last + 1, max((row.to_offset for row in rows if row.is_tail), default=0))
-        segments = unrecorded(rows, (bounds.first, max(bounds.first, end)), wanted)
+        # Of pruned rows, those in closed parts are left: a leader that retains older messages must not double them.
+        first = max(bounds.first, stream.retained_from or 0)
+        segments = unrecorded(rows, (first, max(first, end)), wanted)
     return Plan(stream, tuple(definitions), tuple(segments))
 
 

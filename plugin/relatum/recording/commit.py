@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
@@ -37,13 +37,8 @@ def add_links(batch: Batch, part: RecordBatch) -> None:
     """Link a batch to the publishers' spans of its first messages. `part` was added last."""
     left = LINKS_MAX - (batch.messages - len(part.offsets))
     if left > 0:
-        batch.links += otel.links_of(_messages_of(part), left)
-
-
-def _messages_of(part: RecordBatch) -> Iterator[Message]:
-    for offset, raw in zip(part.offsets, part.records, strict=True):
-        if isinstance(raw, bytes):
-            yield Message.from_record(part.stream, offset, raw)
+        records = zip(part.offsets, part.records, strict=True)
+        batch.links += otel.links_of((Message.from_record(part.stream, *record) for record in records), left)
 
 
 def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum.common.checks import is_clean
 from relatum.common.closing import close_within
 from relatum.common.headers import NAME_BYTES_MAX, RESERVED_PREFIX
 from relatum.common.processes import refuse_in_child
@@ -133,11 +134,9 @@ def _subject(exchange: Any, routing_key: Any) -> Subject | None:
 
 def _text(value: Any) -> str | None:
     """Return the name as text; None if it is invalid. Clients also accept bytes."""
-    try:
-        text = value.decode() if isinstance(value, bytes) else value
-        return str(text) if isinstance(text, str) and len(text.encode()) <= NAME_BYTES_MAX else None
-    except UnicodeError:
-        return None
+    text = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+    is_name = isinstance(text, str) and is_clean(text) and len(text.encode()) <= NAME_BYTES_MAX
+    return str(text) if is_name else None
 
 
 # --- the publisher's keys ---------------------------------------------------------------------------------------------
@@ -205,13 +204,8 @@ BOUND_MAX: Final = 100
 class EmbeddedRecorder:
     """Records the streams that this process publishes to.
 
-    Only `close` waits for the broker or the database.
-
-    Args:
-        broker: The broker.
-        database: PostgreSQL's URL, or a `Database`.
-        definitions: Keys to define, unless they are already defined. Default: none.
-        defines: Whether to define the keys. False: only compare them, since another process records. Default: True.
+    Only `close` waits for the broker or the database. `definitions` are keys to define, unless they exist; without
+    `defines`, they are only compared, since another process records.
     """
 
     def __init__(

@@ -202,10 +202,14 @@ class Filler:
         return bool(segment.key_ids) and self.complete(segment)
 
     def _unfilled_parts(self, segment: Segment) -> list[Segment]:
+        return unrecorded(self._coverage(), (segment.from_offset, segment.to_offset), segment.key_ids)
+
+    def _coverage(self) -> list[CoverageRow]:
+        """Read the stream's coverage. Raises `CoverageConflict` unless the stream is the recorded one."""
         with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
-        return unrecorded(rows, (segment.from_offset, segment.to_offset), segment.key_ids)
+        return rows
 
     def _fill(self, part: Segment) -> None:
         extractor = Extractor([key for key in self._definitions if key.key_id in part.key_ids])
@@ -300,6 +304,8 @@ class Filler:
 
     def _commit(self, work: "_Work", to_offset: int) -> None:
         """Write the batch, and cover the offsets before `to_offset`, in one transaction."""
+        # The stream may have been declared again, or may have lost its tail, before the last scan.
+        self._coverage()
         if to_offset <= work.covered_to:
             return
         batch, stream_id = work.batch, work.stream_id

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -13,6 +14,7 @@ from relatum.errors import (
     AccessRefused,
     AnotherBroker,
     NotFound,
+    ReadTimeout,
     RelatumError,
     StreamNotFound,
     StreamUnavailable,
@@ -147,11 +149,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 
 
 def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams.
-
-    Raises:
-        StreamNotFound: a name is not recorded.
-    """
+    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)
         rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names) or None})
@@ -221,12 +219,13 @@ class StreamStatus:
     read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a starting
     node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are the first
     and last retained offset, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
-    name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
-    ranges that are recorded for no key; a recorder closes them. `lag_offsets` counts the offsets in gaps and after the
-    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` is
-    estimated in a large table, and `bytes` (with indexes) always. `skipped` counts unrecorded values by key and reason.
-    `recorder` is the holder of the lease, or None. `broker` names the broker that the stream was recorded from, by
-    cluster name and the beginning of its id; None if unknown.
+    name, and those of messages' times as `time`, unless a key has that name. `holes` are ranges that retention dropped
+    before they were recorded; `gaps` are retained ranges that are recorded for no key; a recorder closes them.
+    `lag_offsets` counts the offsets in gaps and after the recorded end; `lag_s` is the age of the oldest unrecorded
+    message in seconds; each is None if unknown. `rows` is estimated in a large table, and `bytes` (with indexes)
+    always. `skipped` counts unrecorded values by key and reason. `recorder` is the holder of the lease, or None.
+    `broker` names the broker that the stream was recorded from, by cluster name and the beginning of its id; None if
+    unknown.
     """
 
     stream: str
@@ -282,12 +281,15 @@ def recorded_status(
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
-    identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None
+    identity = BrokerIdentity(None, "")
+    if facts.brokers and isinstance(reader, StreamReader):
+        with suppress(StreamUnavailable, ReadTimeout):
+            identity = reader.identity()
     return [_status_of(stream, facts, reader, _bounds(engine, reader, stream, identity)) for stream in known]
 
 
 def _bounds(
-    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
+    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity
 ) -> StreamBounds | RelatumError:
     if isinstance(reader, RelatumError):
         return reader
@@ -295,8 +297,6 @@ def _bounds(
         check_broker(engine, reader, stream, identity)
     except AnotherBroker as error:
         return error
-    except StreamUnavailable:
-        pass  # Without an answer of the leader, the bounds are unknown, too.
     return bounds_or_error(reader, stream.name)
 
 
@@ -341,7 +341,7 @@ def _status_of(
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
-        covered={**ranges, "time": covered(rows, TIME)},
+        covered={**ranges, "time": ranges.get("time", covered(rows, TIME))},
         holes=[(row.from_offset, row.to_offset) for row in rows if row.kind == "hole"],
         lag_offsets=lag_offsets,
         lag_s=lag_s,

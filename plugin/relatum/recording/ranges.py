@@ -122,11 +122,7 @@ _LOCK_RANGES: Final = sql("""
 
 
 def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[CoverageRow]:
-    """Lock the coverage of some offsets until the transaction ends, and return all ranges of the stream.
-
-    Raises:
-        CoverageConflict: the stream has been forgotten.
-    """
+    """Lock the coverage of some offsets until the transaction ends, and return all ranges of the stream."""
     # `key_share` lets other sessions add ranges of the stream: a recorder that adds one has already locked another.
     lock_stream(connection, stream_id, key_share=True)
     connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})

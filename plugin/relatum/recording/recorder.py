@@ -12,14 +12,14 @@ from relatum.common.checks import as_options, checked_count, checked_event, chec
 from relatum.common.limits import RECORDER_CONNECTIONS_MAX
 from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import QUESTION_S, AfterStop, Server, backoff, has_passed, within
-from relatum.errors import DataError, NotFound, StreamNotFound, Transient
+from relatum.errors import DataError, NotFound, StreamNotFound, Transient, UsedAfterClose
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, check_may_record, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
-from relatum.store.database import AnyDatabase, as_engine, transaction
+from relatum.store.database import CLOSED, AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
 
 logger = logging.getLogger("relatum.recorder")
@@ -99,8 +99,11 @@ class Recorder:
                 error and retries them.
             KeyDefinitionConflict: a key of `keys` is already defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
+            UsedAfterClose: the recorder has run before; create another one.
         """
         checked_event("stop", stop)
+        if self._group.stopping.is_set():
+            raise UsedAfterClose(CLOSED)
         try:
             with within(AfterStop(stop)):
                 self._discover_streams(stop)

@@ -8,7 +8,7 @@ recorded position is unchanged. The follower reads that message first.
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import sqlalchemy as sa
@@ -18,7 +18,7 @@ from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, bounds_of_known
 from relatum.recording.ranges import lock_ranges, position_before, uncover
-from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.catalog import StreamRow, key_definitions, present_streams
 from relatum.store.coverage import (
     CoverageRow,
     add_ranges,
@@ -40,11 +40,6 @@ _BEGIN: Final = sql("""
     UPDATE relatum.streams SET state = 'recording'
     WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording' AND replaced_at IS NULL""")
 
-# Columns that may have changed since the caller read the rows, without rows that were replaced or forgotten since.
-_PRESENT: Final = sql("""
-    SELECT stream_id, record_time, greatest(first_offset, retained_from) AS first_offset FROM relatum.streams
-    WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -61,13 +56,13 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
 
     Streams that another recorder opens, or that were replaced or forgotten, are left out.
     """
-    by_id = {row.stream_id: row for row in rows}
+    ids = [row.stream_id for row in rows]
     with transaction(engine) as connection:
         # Before the tails: repairs lock in this order. It may wait for a `forget`.
-        connection.execute(_BEGIN, {"stream_ids": list(by_id)})
-        present = {row.stream_id: row._asdict() for row in connection.execute(_PRESENT, {"stream_ids": list(by_id)})}
-        ids = sorted(present)
-        by_id = {stream_id: replace(by_id[stream_id], **present[stream_id]) for stream_id in ids}
+        connection.execute(_BEGIN, {"stream_ids": ids})
+        # Again: the rows may have changed since the caller read them.
+        by_id = present_streams(connection, ids)
+        ids = sorted(by_id)
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
@@ -92,11 +87,7 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
 def set_tail(
     connection: sa.Connection, stream: StreamRow, tail: CoverageRow | None, at: int, known: Position | None
 ) -> None:
-    """Replace the tail with a new one at an offset, for the keys in force. `known` is the last position before it.
-
-    Raises:
-        CoverageConflict: another recorder has moved the tail.
-    """
+    """Replace the tail with a new one at an offset, for the keys in force. `known` is the last position before it."""
     is_closed = tail is None or close_tails(connection, [tail])
     key_ids = [definition.key_id for definition in key_definitions(connection)]
     new = new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known)

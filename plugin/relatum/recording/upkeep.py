@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,7 +30,7 @@ from relatum.recording.own_broker import check_broker
 from relatum.recording.pruning import prune_expired, prune_receipts
 from relatum.recording.ranges import gaps
 from relatum.recording.stream_recording import OpenTail, StreamRecording
-from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.catalog import StreamRow, key_definitions, present_streams
 from relatum.store.coverage import Range, coverage_by_stream
 from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
@@ -53,21 +53,13 @@ logger = logging.getLogger("relatum.recorder")
 
 _RELEASE_HOLDER: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
 
-_HELD: Final = sql("""
-    SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
-
-
-_RETAINED: Final = sql("""
-    SELECT stream_id, retained_from FROM relatum.streams
-    WHERE stream_id = ANY (:stream_ids::integer[]) AND retained_from IS NOT NULL""")
-
 
 class Renewal(NamedTuple):
-    """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
+    """The result of a renewal: the share, the keys in force, and the streams that this member holds."""
 
     share: Share
     key_ids: tuple[int, ...]
-    held: Mapping[int, Any]
+    held: Mapping[int, StreamRow]
 
 
 class Membership:
@@ -167,8 +159,8 @@ class Membership:
             share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             if not share.held:
                 return Renewal(share, (), {})
-            held = {row.stream_id: row for row in connection.execute(_HELD, {"stream_ids": sorted(share.held)})}
-            return Renewal(share, tuple(key.key_id for key in key_definitions(connection)), held)
+            key_ids = tuple(key.key_id for key in key_definitions(connection))
+            return Renewal(share, key_ids, present_streams(connection, share.held))
 
     def _log(self, share: Share) -> None:
         """Log the numbers of streams that this and other members record, if they changed: they explain idle members."""
@@ -341,14 +333,14 @@ class Upkeep:
             stream_ids = [tail.row.stream_id for tail in recorded]
             ranges = coverage_by_stream(connection, stream_ids)
             # After the ranges: another process that prunes them stores this first.
-            retained = {row[0]: row[1] for row in connection.execute(_RETAINED, {"stream_ids": stream_ids})}
+            present = present_streams(connection, stream_ids)
         now, seen = time.monotonic(), self._seen
         self._seen = {}
         has_work = False
         failed: Exception | None = None
         for tail in recorded:
             row = tail.opened.stream
-            first = max(tail.first_offset, retained.get(row.stream_id, 0))
+            first = max(tail.first_offset, present.get(row.stream_id, row).first_offset or 0)
             found = gaps(ranges[row.stream_id], first)
             self._seen |= {(row.stream_id, gap): seen.get((row.stream_id, gap), now) for gap in found}
             closable = [gap for gap in found if now - self._seen[row.stream_id, gap] >= GAP_UNCHANGED_S]
@@ -365,12 +357,11 @@ class Upkeep:
                 for record, parts in ((filler.fill, closable), (filler.record_again, over_amqp)):
                     for part in parts:
                         has_work |= self._record_offsets(row, record, part)
-            except StreamUnavailable as error:
-                failed = error
-            except (BrokerUnavailable, DatabaseUnavailable):
-                raise
-            except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
-                failed = error
+            except Exception as error:
+                is_of_stream = isinstance(error, StreamUnavailable)
+                if isinstance(error, BrokerUnavailable | DatabaseUnavailable) and not is_of_stream:
+                    raise
+                failed = error  # An error of one stream stops no other.
             finally:
                 tail.stream.progress.lost(filler.lost_offsets)
         if failed is not None:

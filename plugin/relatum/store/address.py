@@ -39,11 +39,9 @@ _INTEGER_OPTIONS: Final = (
 class DatabaseAddress:
     """The address of a database, with the login.
 
-    Attributes:
-        parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
-            Missing parameters come from the environment, a service or libpq's defaults.
-        is_pooled: Whether a pooler assigns sessions by transaction. None: each connection detects it.
-        statement_s: The time limit of a statement that the URL sets, in seconds; 0: no limit. None: the URL sets none.
+    `parameters` are libpq's in the URL, by libpq's names; several hosts and ports are separated by commas. `is_pooled`:
+    Whether a pooler assigns sessions by transaction. None: each connection detects it. `statement_s`: The time limit of
+    a statement that the URL sets, in seconds; 0: no limit. None: the URL sets none.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -51,11 +49,7 @@ class DatabaseAddress:
     statement_s: float | None = None
 
     def hosts(self) -> list[tuple[str, int | None]]:
-        """Return each host with its port, in the order of attempts to connect. A port of None is libpq's default.
-
-        Raises:
-            ConfigurationError: the numbers of hosts and ports do not match.
-        """
+        """Return each host with its port (None: libpq's default), in the order of attempts to connect."""
         hosts = (self.parameters.get("host") or self.parameters.get("hostaddr", "")).split(",")
         ports = self.parameters.get("port", "").split(",")
         if len(ports) == 1:

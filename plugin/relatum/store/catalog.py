@@ -34,7 +34,10 @@ FORGOTTEN: Final = "forgotten"
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A row of `relatum.streams`: one generation of a stream; a stream that is declared again gets the next one."""
+    """A row of `relatum.streams`: one generation of a stream; a stream that is declared again gets the next one.
+
+    Messages below `first_offset` were dropped by retention; rows below `retained_from` may have been pruned.
+    """
 
     stream_id: int
     vhost: str
@@ -44,9 +47,12 @@ class StreamRow:
     record_time: bool
     first_offset: int | None
     broker_id: UUID | None = None
+    retained_from: int | None = None
 
 
-STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__)
+STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__).replace(
+    "first_offset", "greatest(first_offset, retained_from) AS first_offset"
+)
 
 KEYS_IN_FORCE: Final = sql("""
     SELECT key.key_id, key.name, key.sources, key.type, key.since, named.name AS names, key.masked
@@ -98,6 +104,10 @@ _STREAMS: Final = sql(f"""
         AND (:names::text[] IS NULL OR name = ANY (:names::text[])
             OR :partitions::boolean AND super_stream = ANY (:names::text[]))
     ORDER BY name""")
+
+_PRESENT: Final = sql(f"""
+    SELECT {STREAM_COLUMNS} FROM relatum.streams
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND replaced_at IS NULL""")
 
 _SET_RECORD_TIME: Final = sql("""
     UPDATE relatum.streams SET record_time = :on::boolean
@@ -181,11 +191,7 @@ def _write_keys(
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
-    """Check that these keys, if they are in force, have these definitions. Undefined keys are valid.
-
-    Raises:
-        KeyDefinitionConflict: a key in force has another definition.
-    """
+    """Raise `KeyDefinitionConflict` if one of these keys is in force with another definition."""
     definitions = as_definitions(wanted)
     with transaction(engine) as connection:
         _in_force(connection, definitions)
@@ -247,11 +253,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
 
 def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
-    """Mask a key, so that pages show digests of its values, or unmask it. Pages follow within two seconds.
-
-    Raises:
-        KeyNotDefined: no key of that name is in force.
-    """
+    """Mask a key, so that pages show digests of its values, or unmask it. Pages follow within two seconds."""
     checked_name("name", name)
     with transaction(engine) as connection:
         _was_masked(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
@@ -259,11 +261,7 @@ def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
 
 
 def _was_masked(is_masked: bool | None, name: str) -> bool:
-    """Return whether an updated key is masked.
-
-    Raises:
-        KeyNotDefined: no row was updated.
-    """
+    """Return whether an updated key is masked; raise `KeyNotDefined` if no row was updated."""
     if is_masked is None:
         raise KeyNotDefined(f"no key {name!r} is defined", key=name)
     return is_masked
@@ -296,9 +294,6 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
     """Return the stream's present generation; create it if it is missing. Safe to call concurrently.
 
     Call this only for names that the broker has confirmed to be streams: only `forget` deletes the row.
-
-    Raises:
-        CoverageConflict: the stream is being forgotten; try again.
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
@@ -326,10 +321,8 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
 def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
     """Block back-fills, cuts, repairs and `forget` of this stream until the transaction ends. Live recording continues.
 
-    `key_share`: Whether other transactions may insert rows that refer to the stream.
-
-    Raises:
-        CoverageConflict: the stream was forgotten; write nothing more for it.
+    `key_share`: Whether other transactions may insert rows that refer to the stream. Raises `CoverageConflict` if the
+    stream was forgotten.
     """
     found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
@@ -349,12 +342,14 @@ def streams_named(
     return [StreamRow(*row) for row in connection.execute(_STREAMS, parameters)]
 
 
-def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
-    """Check that each name is a recorded stream, or a super stream with a recorded partition. `vhost`: None for any.
+def present_streams(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, StreamRow]:
+    """Read streams by id, except those that were replaced or forgotten."""
+    rows = connection.execute(_PRESENT, {"stream_ids": list(stream_ids)})
+    return {row.stream_id: StreamRow(*row) for row in rows}
 
-    Raises:
-        StreamNotFound: a name is not recorded; the message suggests the most similar name.
-    """
+
+def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
+    """Raise `StreamNotFound` unless each name is a recorded stream or super stream. `vhost`: None for any."""
     if not names:
         return
     known = streams_named(connection, vhost, None)

@@ -7,7 +7,6 @@ answer to the next statement, and the pool opens another one. A cancel request f
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.waiting import wait_conn
 
 from relatum.common.checks import seconds_text
-from relatum.common.waiting import LOOK_S, Deadline, current, left_s
+from relatum.common.waiting import LOOK_S, Deadline, Threads, current, left_s
 
 ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after a call's deadline. A healthy server needs less, so its connection can be reused."""
@@ -28,10 +27,8 @@ ROLLBACK_S: Final = 0.5
 CANCEL_S: Final = 2.0
 """Seconds to send a cancel request, in the background."""
 
-CANCELS_MAX: Final = 4
-"""Maximum simultaneous cancel requests; further statements are not cancelled."""
-
-_cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
+_CANCELLING: Final = Threads(4, "relatum-cancel")
+"""Threads that send cancel requests. While all are busy, further statements are not cancelled."""
 
 _Result = TypeVar("_Result")
 
@@ -136,11 +133,7 @@ class TimedConnection(psycopg.Connection[Any]):
             super().add_notice_handler(callback)
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
-        """Wait as psycopg does, but only up to the limit and the deadline.
-
-        Raises:
-            NoAnswerInTime: the limit or the deadline has passed. If anything was sent, the connection was closed.
-        """
+        """Wait as psycopg does, but only up to the limit and the deadline; then raise `NoAnswerInTime`."""
         deadline = current() if self.ending is None else Deadline(None, current(), self.ending)
         now, limit_s = time.monotonic(), self.statement_s
         if self._step == "rollback":
@@ -184,19 +177,14 @@ class TimedConnection(psycopg.Connection[Any]):
 
 def idle_limit(seconds: float) -> str:
     """Return the statement that makes the server end the transaction after this many idle seconds."""
-    return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
+    return f"SET LOCAL idle_in_transaction_session_timeout = {min(max(1, round(seconds * 1000)), 2**31 - 1)}"
 
 
 def _cancel(pgconn: Any) -> None:
-    if not _cancelling.acquire(blocking=False):
-        return
-    try:
-        cancel_connection = pgconn.cancel_conn()
-    except psycopg.Error:
+    if not _CANCELLING.waiting:
         # Before libpq 17, only a blocking call can cancel.
-        _cancelling.release()
-        return
-    threading.Thread(target=_send_cancel, args=(cancel_connection,), name="relatum-cancel", daemon=True).start()
+        with suppress(psycopg.Error):
+            _CANCELLING.submit(_send_cancel, pgconn.cancel_conn())
 
 
 def _send_cancel(cancel_connection: Any) -> None:
@@ -208,7 +196,6 @@ def _send_cancel(cancel_connection: Any) -> None:
             )
     finally:
         cancel_connection.finish()
-        _cancelling.release()
 
 
 @contextmanager

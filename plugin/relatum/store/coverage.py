@@ -15,6 +15,7 @@ from relatum.common.ids import Position
 from relatum.errors import CoverageConflict
 from relatum.keys import timestamp_us
 from relatum.store.database import sql
+from relatum.store.rows import integers_text
 
 TIME: Final = 0
 """The id that stands for a message's time among ids of keys, which begin at 1."""
@@ -199,9 +200,6 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: Cove
     """Write a range, merged with those of `rows` that it joins: every lookup reads the coverage, which must stay short.
 
     The caller holds `lock_stream`, so that no other transaction merges ranges at the same time.
-
-    Raises:
-        CoverageConflict: a range to merge was pruned; roll the transaction back.
     """
     joined = [row for row in rows if new.joins(row)]
     if joined:
@@ -262,13 +260,13 @@ def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Po
     replaced all other tails.
     """
     columns = {
-        "ids": _array([row.coverage_id for row, _ in moves]),
-        "expected": _array([row.to_offset for row, _ in moves]),
-        "marks": _array([row.mark for row, _ in moves]),
-        "ends": _array([last.offset + 1 for _, last in moves]),
-        "offsets": _array([last.offset for _, last in moves]),
-        "fingerprints": _array([last.fingerprint for _, last in moves]),
-        "chunks_ms": _array([last.chunk_ms for _, last in moves]),
+        "ids": integers_text(row.coverage_id for row, _ in moves),
+        "expected": integers_text(row.to_offset for row, _ in moves),
+        "marks": integers_text(row.mark for row, _ in moves),
+        "ends": integers_text(last.offset + 1 for _, last in moves),
+        "offsets": integers_text(last.offset for _, last in moves),
+        "fingerprints": integers_text(last.fingerprint for _, last in moves),
+        "chunks_ms": integers_text(last.chunk_ms for _, last in moves),
     }
     advanced = set(connection.execute(ADVANCE_ALL, columns).scalars())
     skipped = {row.coverage_id: (row.to_offset, row.mark) for row, _ in moves if row.coverage_id not in advanced}
@@ -276,11 +274,6 @@ def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Po
         return advanced, set()
     current = connection.execute(_CURRENT, {"ids": list(skipped)})
     return advanced, {coverage_id for coverage_id, *state in current if skipped[coverage_id] == tuple(state)}
-
-
-def _array(values: Iterable[int | None]) -> str:
-    """Return an array of numbers as PostgreSQL's text. The driver would take a microsecond for each number."""
-    return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
 
 
 def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:

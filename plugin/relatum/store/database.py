@@ -62,9 +62,6 @@ def sql(text: str) -> sa.TextClause:
     """Return a statement. Its parameters are `:name::type`: PostgreSQL plans each combination of types separately.
 
     Quotes are not parsed: a colon before a letter is a parameter even inside quotes.
-
-    Raises:
-        ValueError: a parameter has no type.
     """
     untyped = _UNTYPED.findall(text)
     if untyped:
@@ -212,17 +209,16 @@ class Database:
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
                 connection = self._take_connection(autocommit=True)
-                is_new, connection.is_used = not connection.is_used, True
                 try:
                     return _execute(connection, _text_of(statement), parameters, accept, on_primary=on_primary)
                 except psycopg.Error as error:
-                    if not tries_left or not self._is_retryable(connection, error, is_new=is_new):
+                    if not tries_left or not self._is_retryable(connection, error):
                         raise
                 finally:
                     connection.close()
         raise AssertionError("the last try returns or raises")
 
-    def _is_retryable(self, connection: TimedConnection, error: psycopg.Error, *, is_new: bool) -> bool:
+    def _is_retryable(self, connection: TimedConnection, error: psycopg.Error) -> bool:
         """Return whether a statement that failed with this error may succeed if it is repeated."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             self.pool.forget(connection.generation)  # a new connection may reach a writable server
@@ -230,7 +226,8 @@ class Database:
         if not connection.closed:
             return isinstance(error, _CONFLICTS)
         # Repeat if the pooled connection was dead, but not after a time-out: a new connection may time out as well.
-        return isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime) and not is_new
+        is_lost = isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime)
+        return is_lost and connection.is_used
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -351,4 +348,5 @@ def _is_transient(error: BaseException) -> bool:
     cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
     if not isinstance(cause, sa.exc.DBAPIError):
         return False
-    return cause.connection_invalidated or isinstance(cause.orig, _CONFLICTS)
+    is_lost = cause.connection_invalidated and not isinstance(cause.orig, NoAnswerInTime)
+    return is_lost or isinstance(cause.orig, _CONFLICTS)

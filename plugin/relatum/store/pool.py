@@ -8,6 +8,7 @@ continues to log in after the caller has given up. See docs/adr/0047.
 import math
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -40,13 +41,9 @@ OLDEST: Final = 15
 class Pool:
     """Connections to one database. Thread-safe. In a forked child, the pool is empty: the parent owns the connections.
 
-    Args:
-        parameters: libpq's parameters, by name; they override `LIBPQ_OPTIONS`.
-        idle_max: Maximum idle connections.
-        size_max: Maximum connections, in use and idle; None for no limit.
-        wait_s: Maximum seconds to wait for a free connection.
-        statement_s: Maximum seconds of a statement; None for no limit except a call's deadline.
-        is_pooled: Whether a pooler assigns sessions by transaction, so that nothing is prepared; None to detect it.
+    `parameters` are libpq's, by name; they override `LIBPQ_OPTIONS`. `size_max` limits the connections in use and idle;
+    `wait_s` is the time limit of a wait for one. `is_pooled`: Whether a pooler assigns sessions by transaction, so that
+    nothing is prepared; None to detect it.
     """
 
     def __init__(
@@ -96,15 +93,8 @@ class Pool:
     def take(self, *, ending: Deadline | None = None, autocommit: bool, is_bounded: bool = True) -> TimedConnection:
         """Return an idle or a new connection; wait if the pool is full. The connection's `close` returns it.
 
-        Args:
-            ending: A deadline of this wait and of the connection's waits. None for no deadline.
-            autocommit: Whether each statement is its own transaction.
-            is_bounded: False opens another connection if all are in use, so that leases never wait.
-
-        Raises:
-            DatabaseUnavailable: no connection became free in time.
-            psycopg.Error: the connection could not be opened.
-            ConfigurationError: the server is too old.
+        `ending` is a deadline of this wait and of the connection's waits. Without `is_bounded`, another connection is
+        opened if all are in use, so that leases never wait.
         """
         deadline = Deadline(None, current(), ending)
         waiting = Deadline(self._wait_s, deadline) if is_bounded else None
@@ -197,23 +187,22 @@ class Pool:
             return  # It was already returned, or belongs to the parent.
         if connection.broken:
             self.forget(connection.generation)
-        status = connection.info.transaction_status
-        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            try:
-                connection.rollback()
-            except psycopg.Error:
-                connection.end()
-        elif status is not TransactionStatus.IDLE:
-            connection.end()
-        with self._lock:
-            self._in_use.discard(connection)
-            is_reusable = not connection.closed and connection.generation == self._generation and not self._is_closed
-            if is_reusable and len(self._idle) < max(self._idle_max, len(self._waiters)):
-                self._idle.append(connection)
-            else:
-                # libpq sends the Terminate message without waiting.
-                connection.end()
-            self._wake_first()
+        try:
+            if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                with suppress(psycopg.Error):
+                    connection.rollback()
+        finally:
+            is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+            with self._lock:
+                self._in_use.discard(connection)
+                is_reusable = is_idle and connection.generation == self._generation and not self._is_closed
+                if is_reusable and len(self._idle) < max(self._idle_max, len(self._waiters)):
+                    connection.is_used = True
+                    self._idle.append(connection)
+                else:
+                    # libpq sends the Terminate message without waiting.
+                    connection.end()
+                self._wake_first()
 
     def close(self) -> None:
         """Close idle connections now, and the others when they are returned."""
@@ -249,9 +238,6 @@ def check_session(connection: TimedConnection, is_pooled: bool | None) -> None:
 
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html
-
-    Raises:
-        ConfigurationError: the server is older than PostgreSQL 15.
     """
     major = connection.info.server_version // 10_000
     if major < OLDEST:

@@ -112,11 +112,9 @@ _NOT_TLS: Final = re.compile(
 class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
     """Translate errors of psycopg and SQLAlchemy in the block into Relatum's.
 
-    This is a class because every lookup uses it: a generator would take three times as long.
-
-    Args:
-        theirs_too: Whether the block also runs the caller's statements. The driver's errors about refused values and
-            missing tables are then not translated, since they may be the caller's. Default: False.
+    This is a class because every lookup uses it: a generator would take three times as long. With `theirs_too`, the
+    block also runs the caller's statements: the driver's errors about refused values and missing tables are then not
+    translated, since they may be the caller's.
 
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, ended the connection, or is full or read-only (field `reason`);
