@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
+from relatum.common.ids import MessageId
 from relatum.common.waiting import ComponentLoop, Outages, RepeatedTask, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Following, Step
@@ -28,7 +29,7 @@ from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
 from relatum.metrics import Histogram
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, Message, Position, StreamReader, position_of
 from relatum.reading.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.store.members import Share
 
@@ -105,7 +106,7 @@ class Member:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)
             self.header = self._placements.header
-            self.store.ensure(self._placements.super_stream_id, self._start_positions)
+            self.store.ensure(self._placements.super_stream_id, self._read_ends)
             self._streams = {row.stream for row in self._placements.partitions()}
             self.loop.start()
             joined = self.loop.run(self._join)
@@ -115,17 +116,22 @@ class Member:
             self.close(CLEAN_UP_S)
             raise
 
-    def _start_positions(self, streams: Sequence[str]) -> Mapping[str, int]:
+    def _read_ends(self, streams: Sequence[str]) -> Mapping[str, tuple[int, Position | None]]:
+        """Return where a new consumer starts, by stream: the offset, and the message before it, which it is known by."""
         if self.options.start == "first":
             # The start is 0, not the first retained offset: dropped fences and markers also count.
             return {}
-        ends = {}
+        lasts: list[MessageId] = []
         with StreamReader.open(self._address) as reader:
             for stream in streams:
                 # The stream of a retired partition may have been deleted.
                 with suppress(StreamNotFound):
-                    ends[stream] = reader.bounds(stream).end
-        return ends
+                    last = reader.bounds(stream).last
+                    if last is not None:
+                        lasts.append(MessageId(stream, last))
+            found = list(reader.read_many(lasts))
+        known = [position_of(each) if isinstance(each, Message) else None for each in found]
+        return {stream: (last + 1, position) for (stream, last), position in zip(lasts, known, strict=True)}
 
     async def _join(self) -> None:
         self._share_lock = asyncio.Lock()
