@@ -160,6 +160,17 @@ def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     assert data_in(world, "p1") == [2]
 
 
+def test_a_move_after_a_restore_of_the_database_is_noticed(world: _World) -> None:
+    """A database restored from a backup has a lower generation, and so have its next changes."""
+    world.generation = 50
+    publications = started(world)
+    world.generation = 1
+    world.move("x", "p1")
+    world.time += 1.0
+    publish(world, publications)
+    assert data_in(world, "p1") == [2]
+
+
 def slept(world: _World, **facts: Any) -> _Run:
     """A publication whose context moved between placement and confirm, up to its search; what is known of the move."""
     publications = routed(world)

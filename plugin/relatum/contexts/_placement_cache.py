@@ -77,6 +77,11 @@ class PlacementCache:
                 elif placement.name in self._placements:
                     self._placements[placement.name] = placement
 
+    def clear(self) -> None:
+        with self._lock:
+            self._generation = None
+            self._placements.clear()
+
     def forget(self, names: Collection[str]) -> None:
         with self._lock:
             for name in names:

@@ -203,10 +203,10 @@ class Publications:
     def _place(self, name: str, stream: str | None, deadline: float) -> Placement:
         """Read the placement of a name that is not cached from the database, or create it there."""
         while True:
-            if self.cache.generation is None:
-                self._look(deadline, must=True)
             as_of = self.cache.generation
-            assert as_of is not None
+            if as_of is None:
+                self._look(deadline, must=True)
+                continue
             try:
                 placement = self._world.place(name, stream)
             except DatabaseUnavailable:
@@ -235,9 +235,9 @@ class Publications:
         if is_optional and self._clock() < self._away_until:
             return False
         while True:
-            mark, began = self.unchecked.mark(), self._clock()
+            mark, began, since = self.unchecked.mark(), self._clock(), self.cache.generation
             try:
-                generation, changed = self._world.changes(self.cache.generation)
+                generation, changed = self._world.changes(since)
             except DatabaseUnavailable:
                 if self._options.when_database_away == "known":
                     self._away_until = self._clock() + AWAY_S
@@ -246,6 +246,10 @@ class Publications:
                 if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
+                continue
+            if since is not None and generation < since:
+                # The database was restored to an earlier state: its next changes have generations that the cache has.
+                self.cache.clear()
                 continue
             self.cache.advance(generation, changed)
             self.unchecked.checked(mark, self.cache)
