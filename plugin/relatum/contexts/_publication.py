@@ -23,10 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.common.checks import seconds_text
 from relatum.common.processes import after_fork
+from relatum.common.waiting import LEAST_S, within
 from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
@@ -36,6 +37,8 @@ from relatum.metrics import Histogram
 if TYPE_CHECKING:
     from relatum.contexts._context_options import RouterOptions
     from relatum.contexts._router_core import RouterCore
+
+T = TypeVar("T")
 
 UNCHECKED_MAX: Final = 10_000
 """How many messages may be unchecked while the database is unavailable."""
@@ -154,10 +157,11 @@ class Publications:
         """Refresh the cache once, which proves messages with unchanged placements valid."""
         self._look(self._clock(), must=True)
 
-    def counts(self, sent: Sent) -> bool:
+    def counts(self, sent: Sent, timeout_s: float | None = None) -> bool:
         """Return whether a message with an unknown outcome, found in its partition, is valid there."""
-        self._look(self._clock() + self._options.timeout_s, must=True)
-        return self._stray(sent) is None
+        deadline = self._clock() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        self._look(deadline, must=True)
+        return self._in_time(deadline, self._stray, sent) is None
 
     def _trusts(self) -> bool:
         """Return whether the last refresh is recent enough to prove that an already confirmed message is valid."""
@@ -265,12 +269,12 @@ class Publications:
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Make a message valid, in its partition or by an adoption in another one. Call this after a refresh."""
         if sent.is_doubtful:
-            if self._is_there(sent):
+            if self._in_time(deadline, self._is_there, sent):
                 # It may have arrived after the last refresh, behind the fence of a later move.
                 self._look(deadline, must=True)
             else:
                 sent = self._adopt(sent, None, deadline)
-        while (at := self._stray(sent)) is not None:
+        while (at := self._in_time(deadline, self._stray, sent)) is not None:
             sent = self._adopt(sent, at, deadline)
         self.unchecked.remove(sent)
 
@@ -292,6 +296,11 @@ class Publications:
         self.unchecked.replace(doubtful, adopted)
         self._look(deadline, must=True)
         return adopted
+
+    def _in_time(self, deadline: float, search: Callable[[Sent], T], sent: Sent) -> T:
+        # The longer this process was suspended, the longer it takes to read the partition.
+        with within(max(deadline - self._clock(), LEAST_S)):
+            return search(sent)
 
     def _is_there(self, sent: Sent) -> bool:
         """Return whether an unconfirmed adoption is in its partition, behind the marker of its epoch."""

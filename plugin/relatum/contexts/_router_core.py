@@ -210,8 +210,7 @@ class RouterCore:
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        with self._in_time():
-            return self.control_streams.search(sent, from_offset, anywhere)
+        return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
         """Publish an adoption with its own time limit, so that a cancelled call still completes it."""

@@ -279,7 +279,7 @@ class RouterBase(Generic[Options]):
         """Settle a message without a confirm: return its places, or raise `PublishRejected` if it is not valid."""
         found = settle(timeout_s, streams=streams or (sent.stream,))
         places: tuple[MessageId, ...] = await found if isawaitable(found) else found
-        if await self._call(self._core.publications.counts, sent):
+        if await self._call(self._core.publications.counts, sent, timeout_s):
             return places
         raise PublishRejected(
             f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so serial consumers "
