@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import relatum
 from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts import AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
+from relatum.contexts import AffinityOptions, AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -312,6 +312,15 @@ def _plain_goes_on(at: FailingPlace) -> None:
             plain.publish(b"3")
 
 
+def _predecessor(at: FailingPlace) -> None:
+    name = at.enter(super_stream(at.place.broker, 2)).super_stream
+    router = at.enter(relatum.AffinityRouter(name, at.database, AffinityOptions(timeout_s=WAIT_S)))
+    publisher = Face(router, at.enter(confirming(at.place.amqp)))
+    until_answered(lambda: publisher.publish(b"1", "known"))
+    with at.fault("database frozen", DatabaseUnavailable):
+        publisher.publish(b"2", affinity_predecessor="unknown")
+
+
 def _spark(at: FailingPlace) -> None:
     at.place.put(*[b"x" * 10_000] * 300)
     options = {"broker": at.amqp, "streamUrl": at.stream_url, "stream": at.place.stream, "batchRows": "1"}
@@ -359,6 +368,7 @@ DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
     "an embedded recorder closes": (_embedded_recorder_closes, 2.0),
     "a router opens, publishes and closes": (_router_ends, 1.0),
     "an affinity router goes on": (_affinity_goes_on, 2.0),
+    "an affinity router looks up a predecessor": (_predecessor, 2 * WAIT_S),
     "an affinity router goes on without sets": (_plain_goes_on, 2 * WAIT_S),
 }
 """And the seconds that each has."""

@@ -184,7 +184,7 @@ class RouterCore:
             began, found = self._last_refresh
             if began < ticket:
                 began = next(self._tickets)
-                with self._in_time(is_refresh=True):
+                with self.in_time(is_refresh=True):
                     found = self.store.changes(since)
                 self._last_refresh = began, found
             return found
@@ -202,11 +202,11 @@ class RouterCore:
 
         # An affinity set that is not cached is usually new.
         are_new, most = self.options.kind == "affinity", self.options.open_sets_max
-        with self._in_time():
+        with self.in_time():
             return self.store.place([name], choose, open_sets_max=most, are_new=are_new)[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        with self._in_time():
+        with self.in_time():
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
@@ -243,7 +243,7 @@ class RouterCore:
         if has_passed():
             raise Transient("the call was cancelled or timed out while it waited for a move or a server")
 
-    def _in_time(self, *, is_refresh: bool = False) -> within:
+    def in_time(self, *, is_refresh: bool = False) -> within:
         seconds = self.options.timeout_s
         if is_refresh and self.options.when_database_away == "known":
             # If publishing can continue without the database, it must not wait for the database.

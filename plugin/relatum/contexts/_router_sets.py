@@ -123,16 +123,17 @@ class Predecessors:
 
     def find(self, predecessor: str) -> SetPlace:
         """Read the set or partition of a predecessor from the servers."""
-        partitions = [row.stream for row in self._core.store.partitions()]
-        place = place_in(predecessor, partitions)
-        if place is None:
-            return self._find_recorded(predecessor, partitions)
-        try:
-            return self._place_of(self._core.control_streams.reader().read(*place))
-        except NotFound as error:
-            raise PredecessorNotFound(
-                f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
-            ) from error
+        with self._core.in_time():
+            partitions = [row.stream for row in self._core.store.partitions()]
+            place = place_in(predecessor, partitions)
+            if place is None:
+                return self._find_recorded(predecessor, partitions)
+            try:
+                return self._place_of(self._core.control_streams.reader().read(*place))
+            except NotFound as error:
+                raise PredecessorNotFound(
+                    f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+                ) from error
 
     def _find_recorded(self, predecessor: str, partitions: Collection[str]) -> SetPlace:
         """Find the newest message with a `message_id` in the relationship table."""
