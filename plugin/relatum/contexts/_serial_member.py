@@ -117,7 +117,7 @@ class Member:
             raise
 
     def _read_ends(self, streams: Sequence[str]) -> Mapping[str, tuple[int, Position | None]]:
-        """Return where a new consumer starts, by stream: the offset, and the message before it, which it is known by."""
+        """Return where a new consumer starts, by stream: the offset, and the message before it."""
         if self.options.start == "first":
             # The start is 0, not the first retained offset: dropped fences and markers also count.
             return {}

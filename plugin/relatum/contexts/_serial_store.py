@@ -230,7 +230,7 @@ class ConsumerStore:
     def ensure(
         self, super_stream_id: int, read_ends: Callable[[Sequence[str]], Mapping[str, tuple[int, Position | None]]]
     ) -> None:
-        """Create missing rows of this consumer. `read_ends`: a new consumer's start by stream, with the message before."""
+        """Create missing rows of this consumer. `read_ends`: where a new one starts, by stream."""
         with self.database.transaction() as connection:
             execute = execute_in(connection, super_stream_id=super_stream_id, name=self.name)
             execute(_ADD_CONSUMER)
