@@ -17,7 +17,6 @@ while other machines run. Source: docs/adr/0051.
 """
 
 import itertools
-import os
 import secrets
 import threading
 import time
@@ -26,7 +25,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.common.checks import seconds_text
-from relatum.common.processes import after_fork
 from relatum.common.waiting import LEAST_S, within
 from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
@@ -69,7 +67,8 @@ STALL_S: Final = 0.14
 MOVE_WAIT_S: Final = TRUST_S * (1 + DRIFT) / (1 - DRIFT) + STALL_S
 """Seconds between the commit of `moving` and the fence, by the mover's clock: 0.344."""
 
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
+# On macOS, CLOCK_MONOTONIC counts sleep, but `time.monotonic` does not.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def elapsed_s() -> float:
@@ -113,8 +112,6 @@ class Publications:
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
-        # A forked child starts without a valid refresh.
-        after_fork(self, Publications._invalidate_refresh)
 
     def at_hand(self, name: str) -> Placement | None:
         """Return the placement under which a message of a name can be sent without I/O; None: call `place`."""
@@ -175,9 +172,6 @@ class Publications:
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
             self._looked_at = max(began, self._looked_at)
-
-    def _invalidate_refresh(self) -> None:
-        self._looked_at = _NEVER
 
     def _open_placement(self, name: str, deadline: float, stream: str | None = None) -> Placement:
         must_refresh, began = False, self._clock()
