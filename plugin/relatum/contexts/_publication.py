@@ -1,19 +1,10 @@
-"""How a router publishes a message to the partition of its context or affinity set; see docs/contexts-protocol.md.
+"""How a router publishes a message to the partition of its context or affinity set.
 
-All input and output goes through a `RouterCore`. The router may be suspended for any time between two calls:
-
-1. Look up or create the placement. While the context moves, wait.
-2. Publish the message to that partition, and wait for the confirm.
-3. Read the clock after the confirm. If the last refresh began less than `TRUST_S` ago and the placement is still in
-   force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise refresh. If
-   the placement is in force then, the message precedes any fence: movers first write `moving` to the database.
-4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
-   message behind the fence is a stray, which consumers skip. An `Adoption`, published to the context's current
-   partition, makes it valid there. The router checks the adoption like a message: the context may have moved again.
+docs/contexts-protocol.md has the steps ("A publish") and the proof. All input and output goes through a `RouterCore`.
+The router may be suspended for any time between two calls.
 
 A router publishes one message of a name at a time, and the next one when that message is known to be valid, so strays
-do not overtake each other. The protocol compares no two clocks; all must run at nearly the same rate, and must not stop
-while other machines run. Source: docs/adr/0051.
+do not overtake each other.
 """
 
 import itertools

@@ -226,10 +226,7 @@ def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: La
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
-    """Return the binding key of a new partition: the given key, or the next number. Refuses keys of retired partitions.
-
-    Without a given key, None if no partition was retired: `add_partition` takes the number from the broker's layout.
-    """
+    """Return a new partition's binding key; None: the broker's next number. Refuses those of retired partitions."""
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:
         numbers = [row.stream.removeprefix(f"{super_stream}-") for row in rows]
@@ -245,11 +242,7 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
 
 
 def retire(store: "MoveStore", stream: str) -> None:
-    """Retire a partition: no name can be placed in it or moved to it any more. Idempotent.
-
-    Raises:
-        StreamNotFound, PartitionInUse: nothing was changed.
-    """
+    """Retire a partition: no name can be placed in it or moved to it any more. Idempotent."""
     with store.durable_transaction() as execute:
         execute(_LOCK_SUPER_STREAM)
         rows = execute(PARTITIONS).all()
@@ -277,10 +270,6 @@ def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: 
     """Wait until every consumer has consumed all messages that the super stream has now.
 
     All partitions count: an adoption in another one may refer to a message in the retired partition.
-
-    Raises:
-        PartitionInUse: a consumer did not finish in time.
-        StreamUnavailable: the leader of a partition does not tell its end.
     """
     rows, ends = store.partitions(), dict[int, int]()
     for row in rows:
