@@ -92,7 +92,6 @@ class Member:
         self._duties: list[RepeatedTask] = []
         self._partitions.clear()
         self._holder: str | None = None
-        self._surplus = 0
         self._leased_until = self._renew_at = -math.inf
         metrics.report(self, super_stream=self._super_stream, consumer=self.store.name)
 
@@ -223,7 +222,6 @@ class Member:
         for partition_id, stream in partitions.items():
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)
-        self._surplus = share.surplus
         # Surplus partitions hand out no batches. Prefer those that are already leaving, then the last ones.
         ranked = sorted(self.followings, key=lambda each: each.is_leaving)
         for place, following in enumerate(ranked):
@@ -245,7 +243,6 @@ class Member:
                 following = partition.following
                 if following is not None and following.is_leaving and following.outstanding is None:
                     self.leave(partition)
-                    self._surplus = max(0, self._surplus - 1)
                     await self._call_for_lease(self.store.release, partition.partition_id)
         return math.inf
 

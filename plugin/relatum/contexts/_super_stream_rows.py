@@ -78,16 +78,11 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-# All statements lock partitions in the order of their ids.
+# Not in the order of the partitions' ids: after a deadlock with other statements, both are repeated.
 SET_WEIGHTS: Final = sql("""
-    WITH locked AS (
-        SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
-        JOIN unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
-            ON weights.stream = s.stream
-        WHERE s.super_stream_id = :super_stream_id::integer
-        ORDER BY s.partition_id FOR NO KEY UPDATE OF s)
-    UPDATE relatum.super_stream_partitions s SET weight = locked.weight
-    FROM locked WHERE s.partition_id = locked.partition_id""")
+    UPDATE relatum.super_stream_partitions s SET weight = weights.weight
+    FROM unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
+    WHERE s.super_stream_id = :super_stream_id::integer AND s.stream = weights.stream""")
 
 _POLL_S: Final = 0.1
 """Seconds between two checks of the consumers' positions."""
@@ -245,11 +240,8 @@ def retire(store: "MoveStore", stream: str) -> None:
     """Retire a partition: no name can be placed in it or moved to it any more. Idempotent."""
     with store.durable_transaction() as execute:
         execute(_LOCK_SUPER_STREAM)
-        rows = execute(PARTITIONS).all()
-        row = next((row for row in rows if row.stream == stream), None)
-        if row is None:
-            raise StreamNotFound(f"{stream!r} is not a partition of {store.super_stream!r}", stream=stream)
-        if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
+        row = store.partition(execute, stream)
+        if not any(each.stream != stream and each.state == PartitionState.ACTIVE for each in execute(PARTITIONS)):
             raise PartitionInUse(
                 f"{stream!r} is the last active partition: add one first", stream=stream, reason="it is the last one"
             )
