@@ -324,11 +324,6 @@ def _move(row: Sequence[Any]) -> Move:
     return replace(move, state=MoveState(move.state))
 
 
-def floors_before(database: Database, partition_id: int, offset: int) -> dict[str, int]:
-    """Return each context's floor at an offset: the highest epoch of fences and markers before it."""
-    return dict(database.rows(FLOORS, {"partition_id": partition_id, "offset": offset}))
-
-
 def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
     """Return the fences and markers in a range of offsets that retention has dropped, ascending."""
     lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}

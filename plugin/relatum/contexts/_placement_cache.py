@@ -30,14 +30,10 @@ class PlacementCache:
         self._names_max = names_max
         self._lock = threading.Lock()
         self._placements: OrderedDict[str, Placement] = OrderedDict()
-        self._generation: int | None = None
+        self.generation: int | None = None
 
     def __len__(self) -> int:
         return len(self._placements)
-
-    @property
-    def generation(self) -> int | None:
-        return self._generation
 
     def get(self, name: str) -> Placement | None:
         with self._lock:
@@ -52,7 +48,7 @@ class PlacementCache:
         If the cache has advanced since, nothing is added: a change that it skipped may have ended the placement.
         """
         with self._lock:
-            if placement.state is PlacementState.RELEASED or self._generation != as_of:
+            if placement.state is PlacementState.RELEASED or self.generation != as_of:
                 return
             self._placements[placement.name] = placement
             self._placements.move_to_end(placement.name)
@@ -65,9 +61,9 @@ class PlacementCache:
         `changed=None` empties the cache.
         """
         with self._lock:
-            if self._generation is not None and generation <= self._generation:
+            if self.generation is not None and generation <= self.generation:
                 return
-            self._generation = generation
+            self.generation = generation
             if changed is None:
                 self._placements.clear()
                 return
@@ -79,7 +75,7 @@ class PlacementCache:
 
     def clear(self) -> None:
         with self._lock:
-            self._generation = None
+            self.generation = None
             self._placements.clear()
 
     def forget(self, names: Collection[str]) -> None:
