@@ -242,7 +242,7 @@ class ConsumerStore:
         with self.database.transaction() as connection:
             execute = execute_in(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
             execute(LOCK_CONSUMER)
-            if is_new and execute(_HAS_POSITIONS).first() is None:
+            if ends and execute(_HAS_POSITIONS).first() is None:
                 begun = {partition_id: ends.get(stream, (0, None)) for stream, partition_id in partitions.items()}
                 starts = {partition_id: position for partition_id, (position, _) in begun.items()}
                 starts = consistent_starts(starts, [MovedBefore(*row) for row in execute(_MOVES)])
