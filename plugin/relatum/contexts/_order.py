@@ -121,10 +121,7 @@ class SerialReport:
 
 
 Look: TypeAlias = Callable[[str, int], Entry | None]
-"""Returns the entry at an offset of a partition: `NO_ENTRY` if the offset has no message, None if it is unknown.
-
-It is unknown if retention has dropped the message or the stream was deleted.
-"""
+"""Returns the entry at an offset of a partition: `NO_ENTRY` without a message, None if it was dropped or deleted."""
 
 NO_ENTRY: Final = Data(None, None)
 

@@ -56,10 +56,7 @@ class PlacementCache:
                 self._placements.popitem(last=False)
 
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
-        """Advance to a generation. `changed`: the changes since the cache's generation or an earlier one.
-
-        `changed=None` empties the cache.
-        """
+        """Advance to a generation by the changes since the cache's, or an earlier one. `None` empties the cache."""
         with self._lock:
             if self.generation is not None and generation <= self.generation:
                 return

@@ -158,10 +158,7 @@ class Predecessors:
 
 
 def place_in(predecessor: str, partitions: Collection[str]) -> MessageId | None:
-    """Return the place that "stream:offset" names; None: the text names no partition, so it is an id.
-
-    Ids may also contain colons. The text before the last colon decides.
-    """
+    """Return the place that "stream:offset" names; None: the text is an id, which may contain colons, too."""
     stream, separator, offset = predecessor.rpartition(":")
     if not separator or stream not in partitions or not (offset.isascii() and offset.isdecimal()):
         return None

@@ -1,7 +1,5 @@
 """One member of a serial consumer: its lease, its share of the partitions, and its batches, in one event loop.
 
-The loop hands out batches; the application's threads wait for them.
-
 A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
 fires first. PostgreSQL refuses its writes until then.
 """
@@ -234,10 +232,7 @@ class Member:
             del self._partitions[partition.stream]
 
     async def _give_surplus(self) -> float:
-        """Release surplus partitions that have no unacknowledged batch.
-
-        If a release fails, this member keeps the partition, and releases it the next time.
-        """
+        """Release surplus partitions without an unacknowledged batch. After a failure, this is tried again."""
         async with self._share_lock:
             for partition in list(self._partitions.values()):
                 following = partition.following
