@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 import relatum
 from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts import AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
+from relatum.contexts import AffinityOptions, AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -298,6 +299,28 @@ def _affinity_goes_on(at: FailingPlace) -> None:
             publisher.publish(b"2", "known")
 
 
+def _plain_goes_on(at: FailingPlace) -> None:
+    """Messages without a set are published while the first one of a set waits for PostgreSQL."""
+    name = at.enter(super_stream(at.place.broker, 2)).super_stream
+    router = at.enter(relatum.AffinityRouter(name, at.database))
+    plain, other = [Face(router, at.enter(confirming(at.place.amqp))) for _ in range(2)]
+    plain.publish(b"1")
+    with ThreadPoolExecutor(1) as pool, at.fault("database frozen"):
+        pool.submit(other.publish, b"2", "first")
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            plain.publish(b"3")
+
+
+def _predecessor(at: FailingPlace) -> None:
+    name = at.enter(super_stream(at.place.broker, 2)).super_stream
+    router = at.enter(relatum.AffinityRouter(name, at.database, AffinityOptions(timeout_s=WAIT_S)))
+    publisher = Face(router, at.enter(confirming(at.place.amqp)))
+    until_answered(lambda: publisher.publish(b"1", "known"))
+    with at.fault("database frozen", DatabaseUnavailable):
+        publisher.publish(b"2", affinity_predecessor="unknown")
+
+
 def _spark(at: FailingPlace) -> None:
     at.place.put(*[b"x" * 10_000] * 300)
     options = {"broker": at.amqp, "streamUrl": at.stream_url, "stream": at.place.stream, "batchRows": "1"}
@@ -345,6 +368,8 @@ DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
     "an embedded recorder closes": (_embedded_recorder_closes, 2.0),
     "a router opens, publishes and closes": (_router_ends, 1.0),
     "an affinity router goes on": (_affinity_goes_on, 2.0),
+    "an affinity router looks up a predecessor": (_predecessor, 2 * WAIT_S),
+    "an affinity router goes on without sets": (_plain_goes_on, 2 * WAIT_S),
 }
 """And the seconds that each has."""
 

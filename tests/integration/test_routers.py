@@ -38,7 +38,7 @@ from tests.support.affinity import CONTEXTS, SETS, Face, Faces, Partitions
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.publishing import lose_confirm
-from tests.support.routing import HeldMove, consumed, of_context, other_than, sleeping_task
+from tests.support.routing import HeldMove, confirming, consumed, of_context, other_than, sleeping, sleeping_task
 
 WAIT_S = 3.0
 """Seconds for which routers wait here for what a test withholds."""
@@ -330,6 +330,30 @@ def test_a_stray_of_a_move_that_stands_still_is_settled_later(moves: Moves) -> N
         assert router.settle(caught.value) == ()
         router.publish(b"3", "x")
     moves.assert_consumed(b"1", b"2", b"3")
+
+
+def test_settling_may_take_longer_than_publishing(
+    layout: Layout, place: Place, contexts: SerializationContexts, home: str
+) -> None:
+    """A search for a stray, of a partition that grew while the publisher slept, has the seconds that `settle` has."""
+    with Proxy.to(place.stream_url) as line, confirming(place.amqp) as channel:
+        broker = Broker(place.amqp, stream_url=line.url(place.stream_url))
+        with relatum.ContextRouter(
+            layout.super_stream, place.database, ContextOptions(timeout_s=0.5), broker=broker
+        ) as r:
+
+            def meanwhile() -> None:
+                contexts.move(["x"], other_than(layout, home))
+                line.mode = "frozen"
+
+            r.publish(channel, b"1", of_context("x"))
+            sleeping(channel, meanwhile)
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                r.publish(channel, b"2", of_context("x"))
+            thaw = threading.Timer(2.0, setattr, (line, "mode", "pass"))
+            thaw.start()
+            assert caught.value.settle(LIMIT_S) == ()
+            thaw.join()
 
 
 @pytest.mark.parametrize(

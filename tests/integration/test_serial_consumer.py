@@ -193,6 +193,19 @@ def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pyte
     assert re.search(r"stream '[^']+' replaced", caplog.text)
 
 
+def test_a_stream_that_was_declared_again_before_its_first_batch_begins_anew(stage: Stage) -> None:
+    """A name that began at "next" knows each stream by its last message before it has consumed one."""
+    bed = stage.bed
+    bed.publish(0, "a", "a1", "a2", "a3")
+    with stage.consumer(start="next"):
+        pass
+    delete_stream(stage.amqp_url, bed.streams[0])
+    declare_stream(stage.amqp_url, bed.streams[0])
+    bed.publish(0, "a", "new")
+    with stage.consumer(start="next") as member:
+        assert consume(member, 1) == ["new"]
+
+
 @pytest.mark.parametrize(
     ("last", "read_s", "again"),
     [(9, 120, "6789"), (14, 120, "6789"), (9, 60, "0123456789"), (9, -3600, "0123456789"), (14, 3600, "0123456789")],

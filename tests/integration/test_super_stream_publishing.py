@@ -1,9 +1,10 @@
 """Publishing to super streams through pika and aio-pika, intercepted and not, against a real broker."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeAlias
 
 import aio_pika
@@ -167,6 +168,19 @@ def test_the_broker_is_asked_once(channel: BlockingChannel, layout: Layout, amqp
         with pytest.raises(PublishUnroutable):
             channel.basic_publish(orders, lost, b"", *arguments)
     channel.basic_publish(orders, lost, b"", None, False)
+
+
+def test_a_query_of_a_silent_broker_delays_no_refresh() -> None:
+    """An event loop may call `refresh` while a thread queries a broker that does not answer."""
+    orders = relatum.SuperStream("orders")
+    with ThreadPoolExecutor() as pool, socket.create_server(("127.0.0.1", 0)) as silent:
+        asking = pool.submit(orders.layout, f"amqp://guest:guest@127.0.0.1:{silent.getsockname()[1]}")
+        with silent.accept()[0]:
+            refreshing = pool.submit(orders.refresh)
+            wait([refreshing], 3.0)
+            assert refreshing.done()
+        with pytest.raises(BrokerUnavailable):
+            asking.result()
 
 
 def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, placed: Placed) -> None:

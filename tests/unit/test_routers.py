@@ -124,7 +124,7 @@ def test_an_earlier_refresh_answers_no_later_call(core: Any, monkeypatch: pytest
             may_end.set()
             slow.join()
 
-    core.store, core._in_time = Store(), let_slow_one_end
+    core.store, core.in_time = Store(), let_slow_one_end
     slow = threading.Thread(target=core.changes, args=(None,))
     slow.start()
     assert asked.wait(90)

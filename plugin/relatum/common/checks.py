@@ -93,7 +93,9 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
     return encoded
 
 
-def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
+def checked_names(
+    argument: str, value: Any, *, least: int = 0, check: Callable[[str, Any], str] = checked_name
+) -> tuple[str, ...]:
     """Return at least `least` names. A single text is refused: its characters would be taken as names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
@@ -101,7 +103,7 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
     if len(names) < least:
         raise InvalidInput(f"{argument}= takes a list of at least {least} names, not {len(names)}")
     for name in names:
-        checked_name(argument, name)
+        check(argument, name)
     return names
 
 

@@ -9,14 +9,13 @@ from itertools import islice, takewhile
 from relatum.common.checks import (
     checked_count,
     checked_name,
-    checked_names,
     checked_seconds,
     checked_text,
     checked_weights,
 )
 from relatum.common.headers import CONTEXT_HEADER
 from relatum.contexts._placement_store import PAGE
-from relatum.contexts._placements import Move, Placement, Progress, check_name
+from relatum.contexts._placements import Move, Placement, Progress, check_name, checked_contexts
 from relatum.contexts._router_sets import close_idle
 from relatum.contexts._serialization_contexts import SerializationContexts
 from relatum.contexts._super_stream_rows import IDLE_S_MIN
@@ -144,8 +143,7 @@ class AffinitySets(SerializationContexts):
             StreamNotFound: the super stream has no such partition; nothing was changed.
             InvalidInput: a weight is negative or not a number; nothing was changed.
         """
-        weights = checked_weights("weights", weights)
-        self._store.set_weights(weights)
+        self._store.set_weights(checked_weights("weights", weights))
 
     def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
         """Move sets to another partition, with the guarantees and errors of `SerializationContexts.move`.
@@ -155,7 +153,7 @@ class AffinitySets(SerializationContexts):
             to: The target partition's stream.
             progress: Called after each step.
         """
-        return super().move(checked_names("names", names), to, progress=progress)
+        return super().move(checked_contexts("names", names), to, progress=progress)
 
     def _check_closes(self) -> None:
         # The next message of a closed context could go to another partition, which would break the context's order.

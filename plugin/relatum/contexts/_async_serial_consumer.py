@@ -172,5 +172,4 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def status(self) -> SerialStatus:
         """Return the status of each partition; see `SerialConsumer.status`."""
-        self._check_open()
         return await in_thread(self._threads, self._status)

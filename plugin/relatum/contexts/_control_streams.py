@@ -33,8 +33,7 @@ def scan(
 ) -> Generator[Message]:
     """Yield the messages that `is_candidate` accepts, from an offset to the stream's current end. Close the iterator.
 
-    With `is_whole`, the leader gives the end, or `StreamUnavailable` is raised. Otherwise the end may be that of a
-    lagging replica. Messages that retention dropped are skipped.
+    With `is_whole`, the leader gives the end, or `StreamUnavailable` is raised. Otherwise a replica, which may lag.
     """
     bounds = reader.bounds(stream)
     # Track the last offset read: the replica may have fewer messages than its leader has confirmed.
@@ -55,11 +54,7 @@ def scan(
 
 
 class ControlStreams(Closing):
-    """Publishes fences, markers and adoptions to partitions, and finds fences, markers and strays. Thread-safe.
-
-    Connections are opened on demand, and reopened after a loss. `header` names contexts; only `search` needs it. An
-    address without an AMQP port raises `ConfigurationError`.
-    """
+    """Publishes and finds control messages, and finds strays. Thread-safe. `header` names contexts, for `search`."""
 
     def __init__(self, address: BrokerAddress, header: str = "") -> None:
         self.address = address

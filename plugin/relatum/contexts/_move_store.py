@@ -17,7 +17,7 @@ from relatum.common.waiting import Outages
 from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionState, PlacementState
-from relatum.contexts._super_stream_rows import DURABLE_COMMIT, RAISE_GENERATION, Execute, execute_in
+from relatum.contexts._super_stream_rows import DURABLE_COMMIT, PARTITIONS, RAISE_GENERATION, Execute, execute_in
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
@@ -86,10 +86,6 @@ LOCK_NAMED: Final = sql("""
     SELECT name, partition_id, state, move_id FROM relatum.placements
     WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])
     ORDER BY name FOR UPDATE""")
-
-_PARTITION: Final = sql("""
-    SELECT partition_id, state FROM relatum.super_stream_partitions
-    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
 
@@ -210,13 +206,13 @@ class MoveStore(PlacementStore):
                         move_id=found.move_id,
                         state=found.state.value,
                     )
-            source_id = self._partition(execute, source).partition_id
+            source_id = self.partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
                 raise NothingToMove(f"none of the contexts is still in {source!r}; nothing was moved")
             generation = execute(RAISE_GENERATION).scalar_one()
             # Read the target's state while the super stream's row is locked: `retire` locks that row, too.
-            to = self._partition(execute, target)
+            to = self.partition(execute, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
                     f"partition {target!r} is retired and takes no contexts: choose another target",
@@ -302,11 +298,12 @@ class MoveStore(PlacementStore):
         [row] = self.database.rows(FENCE_AFTER, parameters, on_primary=True)
         return None if row.move_id is None else _move(row)
 
-    def _partition(self, execute: Execute, stream: str) -> Any:
-        row = execute(_PARTITION, stream=stream).one_or_none()
-        if row is None:
-            raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
-        return row
+    def partition(self, execute: Execute, stream: str) -> Any:
+        """Return a partition's row in a transaction, or raise `StreamNotFound`."""
+        for row in execute(PARTITIONS):
+            if row.stream == stream:
+                return row
+        raise StreamNotFound(f"{stream!r} is not a partition of {self.super_stream!r}", stream=stream)
 
     def _step(self, execute: Execute, move_id: int) -> MoveStep:
         return _step_of(self._only(execute(ONE, move_id=move_id).all(), move_id))
@@ -325,11 +322,6 @@ def _step_of(row: Any) -> MoveStep:
 def _move(row: Sequence[Any]) -> Move:
     move = Move(*row[:_MOVE_COLUMNS])
     return replace(move, state=MoveState(move.state))
-
-
-def floors_before(database: Database, partition_id: int, offset: int) -> dict[str, int]:
-    """Return each context's floor at an offset: the highest epoch of fences and markers before it."""
-    return dict(database.rows(FLOORS, {"partition_id": partition_id, "offset": offset}))
 
 
 def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:

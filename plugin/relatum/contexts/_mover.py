@@ -1,16 +1,8 @@
 """Moves of serialization contexts from one partition to another: their steps, and the movers that perform them.
 
-A `Mover` performs each step, and may die between any two steps. The database and the streams hold the state of the
-move: another mover reads that state (`go_on`) and performs the remaining steps. Two movers may perform the same move at
-the same time: the database accepts each step once, and a repeated fence or marker changes nothing.
-
-```
-begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
-         publishers waited for, fence's epoch    marker in the target       placements are the target's
-         taken, the fence in the source               │
-              │                                       │
-              └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
-```
+docs/contexts-protocol.md has a move's states. The database and the streams hold them: a `Mover` may die between any two
+steps, and another one reads the state (`go_on`) and performs the remaining steps. Two movers may perform the same move
+at the same time: the database accepts each step once, and a repeated fence or marker changes nothing.
 
 A mover publishes no fence while a publisher may rely on a refresh from before the move; see `MOVE_WAIT_S`. Until then
 the fence's epoch is 0, so a fence that a mover of an earlier release publishes has no effect.

@@ -1,11 +1,7 @@
 """Verifies the order of serialization contexts by reading the partitions. Writes nothing.
 
-A context's messages are ordered by epoch, then by offset: each epoch is in one partition. A message behind its
-context's fence (a stray) is valid only where its publisher has adopted it. `PartitionLog` has these rules, which
-consumers also use.
-
-PostgreSQL only adds facts that the streams have lost: retired partitions, and fences and markers that retention has
-dropped.
+docs/contexts-protocol.md has the order, and `PartitionLog` its rules. PostgreSQL only adds facts that the streams have
+lost: retired partitions, and fences and markers that retention has dropped.
 """
 
 from collections import defaultdict
@@ -18,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from relatum.common.checks import checked_name
 from relatum.common.headers import CONTEXT_HEADER
 from relatum.common.ids import MessageId
-from relatum.contexts._move_store import floors_before
+from relatum.contexts._move_store import FLOORS
 from relatum.contexts._partition_log import (
     Adoption,
     Data,
@@ -125,10 +121,7 @@ class SerialReport:
 
 
 Look: TypeAlias = Callable[[str, int], Entry | None]
-"""Returns the entry at an offset of a partition: `NO_ENTRY` if the offset has no message, None if it is unknown.
-
-It is unknown if retention has dropped the message or the stream was deleted.
-"""
+"""Returns the entry at an offset of a partition: `NO_ENTRY` without a message, None if it was dropped or deleted."""
 
 NO_ENTRY: Final = Data(None, None)
 
@@ -335,7 +328,8 @@ def _begin(
             known = PlacementStore(shared, address.vhost, super_stream)
             ids = {row.stream: row.partition_id for row in known.open()}
             ranges = _ranges(reader, ids)
-            floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
+            starts = {stream: {"partition_id": ids[stream], "offset": first} for stream, (first, _) in ranges.items()}
+            floors = {stream: dict(shared.rows(FLOORS, start)) for stream, start in starts.items()}
             return header or known.header, ranges, floors
     # The empty name is the default exchange, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()

@@ -33,10 +33,7 @@ LAZY_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive records of a partition.
-
-    `Message` objects are created on demand, in the thread that uses them: the loop needs few of them.
-    """
+    """Consecutive records of a partition. Their messages are created in the thread that uses them, not in the loop."""
 
     batch: RecordBatch
     bytes: int

@@ -1,21 +1,7 @@
 """Decides which messages of a partition are valid, held or strays, from their order alone. No I/O.
 
-Most messages are the application's. A router publishes each under a placement, which the header `relatum_placed` names.
-Moves of contexts add three kinds of control messages:
-
-- a `Fence` in the source: behind it, messages with an earlier epoch are invalid (strays);
-- a `Marker` in the target: messages of its epoch are held until the source is consumed up to the fence;
-- an `Adoption` in the context's current partition: it replaces a stray.
-
-Their fields are JSON in the body, so that an application's keys do not match them in headers.
-
-Two rules give all consumers of a partition the same verdicts:
-
-- Each context has a **floor**: the highest epoch of its fences and markers in this partition so far. Messages with an
-  earlier epoch are strays: a router without knowledge of the move published them behind the fence. Consumers skip them
-  here; they are valid where their publisher adopts them. So a suspended publisher cannot break the order.
-- Messages behind a marker are **held** until the source is consumed up to the fence and the source itself holds no
-  message of these contexts. Other contexts are not affected.
+docs/contexts-protocol.md defines fences, markers, adoptions, floors, strays and holds. Fences, markers and adoptions
+have their fields as JSON in the body, so that an application's keys do not match them in headers.
 
 Repeated or late fences and markers have an epoch that is not above the floor, and change nothing. So a mover may
 publish them without checking whether another mover has done so.
@@ -347,12 +333,9 @@ class MovedBefore(NamedTuple):
 def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
     """Return start offsets from which a consumer gets each context's messages in order.
 
-    A consumer reads the ends of partitions one after the other. So one partition may start behind a marker while the
-    source starts before the fence. This function moves such a start back to the marker, so that the messages behind it
-    are held. The consumer then gets some earlier messages, and misses none.
-
-    Read the starts before the moves, and pass all moves of the super stream. A move without a known fence has no marker
-    yet, and changes nothing.
+    A consumer reads the ends of partitions one after the other, so one may start behind a marker while the source
+    starts before the fence. Such a start moves back to the marker. Read the starts before the moves, and pass all moves
+    of the super stream; those without a known fence have no marker yet.
     """
     consistent = dict(starts)
     known = [move for move in moves if move.fence_offset is not None]

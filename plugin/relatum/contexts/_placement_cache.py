@@ -30,14 +30,10 @@ class PlacementCache:
         self._names_max = names_max
         self._lock = threading.Lock()
         self._placements: OrderedDict[str, Placement] = OrderedDict()
-        self._generation: int | None = None
+        self.generation: int | None = None
 
     def __len__(self) -> int:
         return len(self._placements)
-
-    @property
-    def generation(self) -> int | None:
-        return self._generation
 
     def get(self, name: str) -> Placement | None:
         with self._lock:
@@ -52,7 +48,7 @@ class PlacementCache:
         If the cache has advanced since, nothing is added: a change that it skipped may have ended the placement.
         """
         with self._lock:
-            if placement.state is PlacementState.RELEASED or self._generation != as_of:
+            if placement.state is PlacementState.RELEASED or self.generation != as_of:
                 return
             self._placements[placement.name] = placement
             self._placements.move_to_end(placement.name)
@@ -60,14 +56,11 @@ class PlacementCache:
                 self._placements.popitem(last=False)
 
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
-        """Advance to a generation. `changed`: the changes since the cache's generation or an earlier one.
-
-        `changed=None` empties the cache.
-        """
+        """Advance to a generation by the changes since the cache's, or an earlier one. `None` empties the cache."""
         with self._lock:
-            if self._generation is not None and generation <= self._generation:
+            if self.generation is not None and generation <= self.generation:
                 return
-            self._generation = generation
+            self.generation = generation
             if changed is None:
                 self._placements.clear()
                 return
@@ -76,6 +69,11 @@ class PlacementCache:
                     self._placements.pop(placement.name, None)
                 elif placement.name in self._placements:
                     self._placements[placement.name] = placement
+
+    def clear(self) -> None:
+        with self._lock:
+            self.generation = None
+            self._placements.clear()
 
     def forget(self, names: Collection[str]) -> None:
         with self._lock:

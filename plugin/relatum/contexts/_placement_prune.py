@@ -112,20 +112,16 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
 
 
 def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
-    """Delete one batch of placements that were released over `older_s` ago, oldest first; return their number.
-
-    Routers drop their whole cache if it is older than these releases.
-    """
+    """Delete one batch of placements that were released over `older_s` ago, oldest first; return their number."""
     wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
     with translated_errors(), engine.begin() as connection:
         return connection.execute(FORGET_RELEASED, wanted).scalar_one_or_none() or 0
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves supersede, if retention has dropped what both moves wrote; return the row count.
+    """Delete moves that later moves supersede, once retention has dropped what both wrote; return the row count.
 
-    `first_offsets` has the first retained offset of each partition; `INTEGER_MAX`: the stream was deleted. Moves from
-    or to other partitions stay.
+    `first_offsets`: The first retained offsets of partitions; `INTEGER_MAX`: the stream was deleted.
     """
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0

@@ -48,9 +48,6 @@ CHANGES_MAX: Final = 10_000
 _PARTITIONS_CACHE_S: Final = 0.1
 """Seconds for which the partitions and their numbers of open sets are cached for balance rules."""
 
-_NAMES_PER_LOOKUP: Final = 5_000
-"""How many names one statement looks up."""
-
 PAGE: Final = 1_000
 """How many placements one statement reads."""
 
@@ -253,7 +250,7 @@ class PlacementStore:
     def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
         """Return placements by name, without released ones."""
         found = {}
-        for page in chunked(names, _NAMES_PER_LOOKUP):
+        for page in chunked(names, PAGE):
             rows = self.database.rows(FIND, self._with_id(names=page), on_primary=on_primary)
             found.update({row.name: _placement(row) for row in rows})
         return found

@@ -8,6 +8,7 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any, Self, TypeAlias
 
+from relatum.common.checks import checked_names
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, checked_text
 
@@ -22,6 +23,11 @@ def check_name(name: Any, what: str = "the name of a context or set", *, outcome
         return checked_text(name)
     except InvalidValue as error:
         raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; {outcome}") from error
+
+
+def checked_contexts(argument: str, names: Any) -> tuple[str, ...]:
+    """Return the names of contexts or sets, which are longer than a stream's, or raise `InvalidInput`."""
+    return checked_names(argument, names, check=lambda argument, name: check_name(name, f"a name in {argument}="))
 
 
 def next_name(name: str) -> str:

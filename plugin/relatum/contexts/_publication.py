@@ -1,32 +1,22 @@
-"""How a router publishes a message to the partition of its context or affinity set; see docs/contexts-protocol.md.
+"""How a router publishes a message to the partition of its context or affinity set.
 
-All input and output goes through a `RouterCore`. The router may be suspended for any time between two calls:
-
-1. Look up or create the placement. While the context moves, wait.
-2. Publish the message to that partition, and wait for the confirm.
-3. Read the clock after the confirm. If the last refresh began less than `TRUST_S` ago and the placement is still in
-   force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise refresh. If
-   the placement is in force then, the message precedes any fence: movers first write `moving` to the database.
-4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
-   message behind the fence is a stray, which consumers skip. An `Adoption`, published to the context's current
-   partition, makes it valid there. The router checks the adoption like a message: the context may have moved again.
+docs/contexts-protocol.md has the steps ("A publish") and the proof. All input and output goes through a `RouterCore`.
+The router may be suspended for any time between two calls.
 
 A router publishes one message of a name at a time, and the next one when that message is known to be valid, so strays
-do not overtake each other. The protocol compares no two clocks; all must run at nearly the same rate, and must not stop
-while other machines run. Source: docs/adr/0051.
+do not overtake each other.
 """
 
 import itertools
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.common.checks import seconds_text
-from relatum.common.processes import after_fork
+from relatum.common.waiting import LEAST_S, within
 from relatum.contexts._partition_log import Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
@@ -36,6 +26,8 @@ from relatum.metrics import Histogram
 if TYPE_CHECKING:
     from relatum.contexts._context_options import RouterOptions
     from relatum.contexts._router_core import RouterCore
+
+T = TypeVar("T")
 
 UNCHECKED_MAX: Final = 10_000
 """How many messages may be unchecked while the database is unavailable."""
@@ -66,7 +58,8 @@ STALL_S: Final = 0.14
 MOVE_WAIT_S: Final = TRUST_S * (1 + DRIFT) / (1 - DRIFT) + STALL_S
 """Seconds between the commit of `moving` and the fence, by the mover's clock: 0.344."""
 
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
+# On macOS, CLOCK_MONOTONIC counts sleep, but `time.monotonic` does not.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def elapsed_s() -> float:
@@ -110,8 +103,6 @@ class Publications:
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
-        # A forked child starts without a valid refresh.
-        after_fork(self, Publications._invalidate_refresh)
 
     def at_hand(self, name: str) -> Placement | None:
         """Return the placement under which a message of a name can be sent without I/O; None: call `place`."""
@@ -154,10 +145,11 @@ class Publications:
         """Refresh the cache once, which proves messages with unchanged placements valid."""
         self._look(self._clock(), must=True)
 
-    def counts(self, sent: Sent) -> bool:
+    def counts(self, sent: Sent, timeout_s: float | None = None) -> bool:
         """Return whether a message with an unknown outcome, found in its partition, is valid there."""
-        self._look(self._clock() + self._options.timeout_s, must=True)
-        return self._stray(sent) is None
+        deadline = self._clock() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        self._look(deadline, must=True)
+        return self._in_time(deadline, self._stray, sent) is None
 
     def _trusts(self) -> bool:
         """Return whether the last refresh is recent enough to prove that an already confirmed message is valid."""
@@ -171,9 +163,6 @@ class Publications:
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
             self._looked_at = max(began, self._looked_at)
-
-    def _invalidate_refresh(self) -> None:
-        self._looked_at = _NEVER
 
     def _open_placement(self, name: str, deadline: float, stream: str | None = None) -> Placement:
         must_refresh, began = False, self._clock()
@@ -203,10 +192,10 @@ class Publications:
     def _place(self, name: str, stream: str | None, deadline: float) -> Placement:
         """Read the placement of a name that is not cached from the database, or create it there."""
         while True:
-            if self.cache.generation is None:
-                self._look(deadline, must=True)
             as_of = self.cache.generation
-            assert as_of is not None
+            if as_of is None:
+                self._look(deadline, must=True)
+                continue
             try:
                 placement = self._world.place(name, stream)
             except DatabaseUnavailable:
@@ -235,9 +224,9 @@ class Publications:
         if is_optional and self._clock() < self._away_until:
             return False
         while True:
-            mark, began = self.unchecked.mark(), self._clock()
+            mark, began, since = self.unchecked.mark(), self._clock(), self.cache.generation
             try:
-                generation, changed = self._world.changes(self.cache.generation)
+                generation, changed = self._world.changes(since)
             except DatabaseUnavailable:
                 if self._options.when_database_away == "known":
                     self._away_until = self._clock() + AWAY_S
@@ -246,6 +235,10 @@ class Publications:
                 if self._options.when_database_away != "wait" or self._clock() >= deadline:
                     raise
                 self._world.sleep(RETRY_S)
+                continue
+            if since is not None and generation < since:
+                # The database was restored to an earlier state: its next changes have generations that the cache has.
+                self.cache.clear()
                 continue
             self.cache.advance(generation, changed)
             self.unchecked.checked(mark, self.cache)
@@ -261,12 +254,12 @@ class Publications:
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Make a message valid, in its partition or by an adoption in another one. Call this after a refresh."""
         if sent.is_doubtful:
-            if self._is_there(sent):
+            if self._in_time(deadline, self._is_there, sent):
                 # It may have arrived after the last refresh, behind the fence of a later move.
                 self._look(deadline, must=True)
             else:
                 sent = self._adopt(sent, None, deadline)
-        while (at := self._stray(sent)) is not None:
+        while (at := self._in_time(deadline, self._stray, sent)) is not None:
             sent = self._adopt(sent, at, deadline)
         self.unchecked.remove(sent)
 
@@ -288,6 +281,11 @@ class Publications:
         self.unchecked.replace(doubtful, adopted)
         self._look(deadline, must=True)
         return adopted
+
+    def _in_time(self, deadline: float, search: Callable[[Sent], T], sent: Sent) -> T:
+        # The longer this process was suspended, the longer it takes to read the partition.
+        with within(max(deadline - self._clock(), LEAST_S)):
+            return search(sent)
 
     def _is_there(self, sent: Sent) -> bool:
         """Return whether an unconfirmed adoption is in its partition, behind the marker of its epoch."""

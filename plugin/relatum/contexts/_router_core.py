@@ -86,6 +86,8 @@ class RouterCore:
         self._database = Database(database, ending=self._ending, refusing=CLOSED, writes=True, idle_s=LEASE_S)
         self._broker = broker
         self._lock = threading.Lock()
+        # Event loops take this lock, so it is never held during I/O.
+        self._count_lock = threading.Lock()
         self._vhost: str | None = None
         self.is_open = False
         """Whether messages with a name can be published."""
@@ -159,7 +161,7 @@ class RouterCore:
 
     def close(self) -> None:
         self._ending.end_in(END_S)
-        with self._lock:
+        with self._lock, self._count_lock:
             was_open, self._is_closed = self.is_open, True
             self.is_open = self.has_layout = False
             looks, self._refresher = self._refresher, None
@@ -182,7 +184,7 @@ class RouterCore:
             began, found = self._last_refresh
             if began < ticket:
                 began = next(self._tickets)
-                with self._in_time(is_refresh=True):
+                with self.in_time(is_refresh=True):
                     found = self.store.changes(since)
                 self._last_refresh = began, found
             return found
@@ -200,16 +202,15 @@ class RouterCore:
 
         # An affinity set that is not cached is usually new.
         are_new, most = self.options.kind == "affinity", self.options.open_sets_max
-        with self._in_time():
+        with self.in_time():
             return self.store.place([name], choose, open_sets_max=most, are_new=are_new)[name]
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        with self._in_time():
+        with self.in_time():
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        with self._in_time():
-            return self.control_streams.search(sent, from_offset, anywhere)
+        return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
         """Publish an adoption with its own time limit, so that a cancelled call still completes it."""
@@ -219,7 +220,7 @@ class RouterCore:
 
     def take_over(self, seconds: float) -> None:
         """Complete abandoned moves for at most this many seconds, in one thread at a time. Errors are logged."""
-        with self._lock:
+        with self._count_lock:
             if time.monotonic() < self._take_over_at:
                 return
             self._take_over_at = time.monotonic() + TAKE_OVER_S
@@ -242,7 +243,7 @@ class RouterCore:
         if has_passed():
             raise Transient("the call was cancelled or timed out while it waited for a move or a server")
 
-    def _in_time(self, *, is_refresh: bool = False) -> within:
+    def in_time(self, *, is_refresh: bool = False) -> within:
         seconds = self.options.timeout_s
         if is_refresh and self.options.when_database_away == "known":
             # If publishing can continue without the database, it must not wait for the database.
@@ -251,7 +252,7 @@ class RouterCore:
 
     def published(self) -> None:
         """Count a message with a name. The first message, and the first after a pause, starts the refresh thread."""
-        with self._lock:
+        with self._count_lock:
             self._published += 1
             if self._refresher is None and self.options.trust_clock and not self._is_closed:
                 # From Python 3.12 on, no thread can start at interpreter shutdown. The message was published anyway.
@@ -261,7 +262,7 @@ class RouterCore:
                     )
 
     def published_unnamed(self) -> None:
-        with self._lock:
+        with self._count_lock:
             self._unnamed += 1
 
     def _refresh(self) -> None:
@@ -271,7 +272,7 @@ class RouterCore:
         if published or unchecked:
             self._idle_at = now + RESTS_AFTER_S
         elif now >= self._idle_at:
-            with self._lock:
+            with self._count_lock:
                 if self._refresher is not None and self._published == self._published_at_refresh:
                     self._refresher.end()
                     self._refresher = None

@@ -279,7 +279,7 @@ class RouterBase(Generic[Options]):
         """Settle a message without a confirm: return its places, or raise `PublishRejected` if it is not valid."""
         found = settle(timeout_s, streams=streams or (sent.stream,))
         places: tuple[MessageId, ...] = await found if isawaitable(found) else found
-        if await self._call(self._core.publications.counts, sent):
+        if await self._call(self._core.publications.counts, sent, timeout_s):
             return places
         raise PublishRejected(
             f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so serial consumers "
@@ -330,20 +330,17 @@ class AffinityFlow(RouterBase[AffinityOptions]):
             await self._connect(call)
             place = await self._call(predecessors.find, request.predecessor, to_end=False)
         if place.name is None:
-            return await self._publish_without_set(call, core.active(place.stream or ""))
+            # To the predecessor's partition, or by the balance rule.
+            partition = core.active(place.stream or "") or await self._unnamed_partition(call)
+            result = await call.send_unnamed(core, partition)
+            predecessors.remember(SetPlace(None, partition.stream), call.message_id)
+            return result
         async with self._locks(place.name):
             if sets.is_ending(place.name):
                 await self._call(sets.close_ended, place.name)
             placement, result = await self._publish_locked(call, place.name, stream=place.stream)
             predecessors.remember(SetPlace(placement.name, placement.stream), call.message_id)
             sets.record_use(placement.name, placement.epoch, is_last=request.is_last)
-        return result
-
-    async def _publish_without_set(self, call: Call, partition: PartitionRow | None = None) -> Any:
-        """Publish a message without a set to its predecessor's partition, or by the balance rule."""
-        partition = partition or await self._unnamed_partition(call)
-        result = await call.send_unnamed(self._core, partition)
-        self._predecessors.remember(SetPlace(None, partition.stream), call.message_id)
         return result
 
     async def _close(self) -> None:

@@ -123,16 +123,17 @@ class Predecessors:
 
     def find(self, predecessor: str) -> SetPlace:
         """Read the set or partition of a predecessor from the servers."""
-        partitions = [row.stream for row in self._core.store.partitions()]
-        place = place_in(predecessor, partitions)
-        if place is None:
-            return self._find_recorded(predecessor, partitions)
-        try:
-            return self._place_of(self._core.control_streams.reader().read(*place))
-        except NotFound as error:
-            raise PredecessorNotFound(
-                f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
-            ) from error
+        with self._core.in_time():
+            partitions = [row.stream for row in self._core.store.partitions()]
+            place = place_in(predecessor, partitions)
+            if place is None:
+                return self._find_recorded(predecessor, partitions)
+            try:
+                return self._place_of(self._core.control_streams.reader().read(*place))
+            except NotFound as error:
+                raise PredecessorNotFound(
+                    f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+                ) from error
 
     def _find_recorded(self, predecessor: str, partitions: Collection[str]) -> SetPlace:
         """Find the newest message with a `message_id` in the relationship table."""
@@ -157,10 +158,7 @@ class Predecessors:
 
 
 def place_in(predecessor: str, partitions: Collection[str]) -> MessageId | None:
-    """Return the place that "stream:offset" names; None: the text names no partition, so it is an id.
-
-    Ids may also contain colons. The text before the last colon decides.
-    """
+    """Return the place that "stream:offset" names; None: the text is an id, which may contain colons, too."""
     stream, separator, offset = predecessor.rpartition(":")
     if not separator or stream not in partitions or not (offset.isascii() and offset.isdecimal()):
         return None

@@ -105,8 +105,8 @@ class Router(RouterBase[Options], Target, Closing):
             DatabaseUnavailable, BrokerUnavailable: a server does not answer; nothing was sent; safe to repeat.
             SuperStreamNotFound, SuperStreamConflict: see `open`; nothing was sent.
             PublishOutcomeUnknown: the message may be in its context or set. `error.settle(timeout_s)` finds the
-                outcome, and adopts the message if a move overtook it. Until then, this router publishes nothing else of
-                that context or set.
+                outcome. If the broker confirmed the message, `settle` adopts it if a move overtook it; until then, this
+                router publishes nothing else of that context or set. Otherwise, publish a rejected message again.
             Exception: errors of `basic_publish`.
         """
         return run_blocking(self._publish, PikaCall(channel, body, properties, routing_key, mandatory))

@@ -224,6 +224,7 @@ class ConsumerBase:
             raise UsedAfterClose("the consumer was closed: create another one")
 
     def _status(self) -> SerialStatus:
+        self._check_open()
         with StreamReader.open(self._address) as reader:
             return read_status(self._store.database, self._store.consumer_id, reader)
 
@@ -383,5 +384,4 @@ class SerialConsumer(ConsumerBase, Closing):
             DatabaseUnavailable: PostgreSQL does not answer.
             BrokerUnavailable: The broker does not answer.
         """
-        self._check_open()
         return self._status()

@@ -1,7 +1,5 @@
 """One member of a serial consumer: its lease, its share of the partitions, and its batches, in one event loop.
 
-The loop hands out batches; the application's threads wait for them.
-
 A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
 fires first. PostgreSQL refuses its writes until then.
 """
@@ -20,6 +18,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
+from relatum.common.ids import MessageId
 from relatum.common.waiting import ComponentLoop, Outages, RepeatedTask, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Following, Step
@@ -28,7 +27,7 @@ from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
 from relatum.metrics import Histogram
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, Message, Position, StreamReader, position_of
 from relatum.reading.following import BrokerReach, Event, Failed, StreamFollower
 from relatum.store.members import Share
 
@@ -91,7 +90,6 @@ class Member:
         self._duties: list[RepeatedTask] = []
         self._partitions.clear()
         self._holder: str | None = None
-        self._surplus = 0
         self._leased_until = self._renew_at = -math.inf
         metrics.report(self, super_stream=self._super_stream, consumer=self.store.name)
 
@@ -105,7 +103,7 @@ class Member:
             self._placements = PlacementStore(self.store.database, self._address.vhost, self._super_stream)
             self._placements.open_or_add(self.options.header, self._address)
             self.header = self._placements.header
-            self.store.ensure(self._placements.super_stream_id, self._start_positions)
+            self.store.ensure(self._placements.super_stream_id, self._read_ends)
             self._streams = {row.stream for row in self._placements.partitions()}
             self.loop.start()
             joined = self.loop.run(self._join)
@@ -115,17 +113,22 @@ class Member:
             self.close(CLEAN_UP_S)
             raise
 
-    def _start_positions(self, streams: Sequence[str]) -> Mapping[str, int]:
+    def _read_ends(self, streams: Sequence[str]) -> Mapping[str, tuple[int, Position | None]]:
+        """Return where a new consumer starts, by stream: the offset, and the message before it."""
         if self.options.start == "first":
             # The start is 0, not the first retained offset: dropped fences and markers also count.
             return {}
-        ends = {}
+        lasts: list[MessageId] = []
         with StreamReader.open(self._address) as reader:
             for stream in streams:
                 # The stream of a retired partition may have been deleted.
                 with suppress(StreamNotFound):
-                    ends[stream] = reader.bounds(stream).end
-        return ends
+                    last = reader.bounds(stream).last
+                    if last is not None:
+                        lasts.append(MessageId(stream, last))
+            found = list(reader.read_many(lasts))
+        known = [position_of(each) if isinstance(each, Message) else None for each in found]
+        return {stream: (last + 1, position) for (stream, last), position in zip(lasts, known, strict=True)}
 
     async def _join(self) -> None:
         self._share_lock = asyncio.Lock()
@@ -217,7 +220,6 @@ class Member:
         for partition_id, stream in partitions.items():
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)
-        self._surplus = share.surplus
         # Surplus partitions hand out no batches. Prefer those that are already leaving, then the last ones.
         ranked = sorted(self.followings, key=lambda each: each.is_leaving)
         for place, following in enumerate(ranked):
@@ -230,16 +232,12 @@ class Member:
             del self._partitions[partition.stream]
 
     async def _give_surplus(self) -> float:
-        """Release surplus partitions that have no unacknowledged batch.
-
-        If a release fails, this member keeps the partition, and releases it the next time.
-        """
+        """Release surplus partitions without an unacknowledged batch. After a failure, this is tried again."""
         async with self._share_lock:
             for partition in list(self._partitions.values()):
                 following = partition.following
                 if following is not None and following.is_leaving and following.outstanding is None:
                     self.leave(partition)
-                    self._surplus = max(0, self._surplus - 1)
                     await self._call_for_lease(self.store.release, partition.partition_id)
         return math.inf
 

@@ -70,9 +70,11 @@ _MOVES: Final = sql("""
 _HAS_POSITIONS: Final = sql("""
     SELECT 1 FROM relatum.serial_positions WHERE consumer_id = :consumer_id::integer LIMIT 1""")
 
-_ADD_POSITIONS: Final = sql("""
-    INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)
-    SELECT :consumer_id::integer, * FROM unnest(:partition_ids::integer[], :positions::bigint[])
+_ADD_POSITION: Final = sql("""
+    INSERT INTO relatum.serial_positions (consumer_id, partition_id, position, last_offset, last_fingerprint,
+        last_chunk_ms)
+    VALUES (:consumer_id::integer, :partition_id::integer, :position::bigint, :last_offset::bigint,
+        :last_fingerprint::bigint, :last_chunk_ms::bigint)
     ON CONFLICT DO NOTHING""")
 
 ADD_NEW_PARTITIONS: Final = sql("""
@@ -225,8 +227,10 @@ class ConsumerStore:
         self.database.close()
         self._leases.close()
 
-    def ensure(self, super_stream_id: int, start_positions: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Create missing rows of this consumer. `start_positions`: a new consumer's start positions by stream."""
+    def ensure(
+        self, super_stream_id: int, read_ends: Callable[[Sequence[str]], Mapping[str, tuple[int, Position | None]]]
+    ) -> None:
+        """Create missing rows of this consumer. `read_ends`: where a new one starts, by stream."""
         with self.database.transaction() as connection:
             execute = execute_in(connection, super_stream_id=super_stream_id, name=self.name)
             execute(_ADD_CONSUMER)
@@ -234,14 +238,17 @@ class ConsumerStore:
             is_new = execute(_HAS_POSITIONS, consumer_id=consumer_id).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
         # Read the ends before the moves: the markers of later moves are then behind all start positions.
-        ends = start_positions(list(partitions)) if is_new else {}
+        ends = read_ends(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
             execute = execute_in(connection, super_stream_id=super_stream_id, consumer_id=consumer_id)
             execute(LOCK_CONSUMER)
-            if is_new and execute(_HAS_POSITIONS).first() is None:
-                starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
+            if ends and execute(_HAS_POSITIONS).first() is None:
+                begun = {partition_id: ends.get(stream, (0, None)) for stream, partition_id in partitions.items()}
+                starts = {partition_id: position for partition_id, (position, _) in begun.items()}
                 starts = consistent_starts(starts, [MovedBefore(*row) for row in execute(_MOVES)])
-                execute(_ADD_POSITIONS, partition_ids=list(starts), positions=list(starts.values()))
+                for partition_id, position in starts.items():
+                    known = _known_by(begun[partition_id][1])
+                    execute(_ADD_POSITION, partition_id=partition_id, position=position, **known)
             execute(ADD_NEW_PARTITIONS)
             forget_settlements(connection)
         self._member.within = consumer_id
@@ -345,15 +352,12 @@ class ConsumerStore:
         return True
 
     def _advance_parameters(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
-        last = None if step.last is None else position_of(step.last)
         return {
             **self._own_row(following.partition_id),
             **self.tokens.of(token),
+            **_known_by(None if step.last is None else position_of(step.last)),
             "version": following.version,
             "position": step.position,
-            "last_offset": None if last is None else last.offset,
-            "last_fingerprint": None if last is None else last.fingerprint,
-            "last_chunk_ms": None if last is None else last.chunk_ms,
         }
 
     def was_committed(self, token: UUID) -> bool:
@@ -375,3 +379,11 @@ class ConsumerStore:
         """Return (partition, move) of each complete hold in these partitions."""
         parameters = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, parameters)]
+
+
+def _known_by(last: Position | None) -> dict[str, int | None]:
+    """Return the columns of the message by which a stream is known."""
+    offset, fingerprint, chunk_ms = (
+        (None, None, None) if last is None else (last.offset, last.fingerprint, last.chunk_ms)
+    )
+    return {"last_offset": offset, "last_fingerprint": fingerprint, "last_chunk_ms": chunk_ms}

@@ -1,6 +1,7 @@
 """Serialization contexts for operators: assign, list and move them."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from relatum.common.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.common.closing import Closing
@@ -22,6 +23,7 @@ from relatum.contexts._placements import (
     Plan,
     Progress,
     check_name,
+    checked_contexts,
     chunked,
     next_name,
     spread,
@@ -115,7 +117,7 @@ class SerializationContexts(Closing):
             Conflict: a context is in another partition (move it), or the partition is retired. Nothing was assigned,
                 unless another process placed the context during the call.
         """
-        names = _names("contexts", contexts)
+        names = _names("contexts", contexts, checked_contexts)
         wanted = self._partition(checked_name("partition", partition))
         _check_placed_in(self._store.find(names).values(), partition)
         placed: list[Placement] = []
@@ -190,7 +192,7 @@ class SerializationContexts(Closing):
                 the same time were completed; the remaining moves did not begin.
         """
         checked_name("to", to)
-        names = _names("contexts", contexts)
+        names = _names("contexts", contexts, checked_contexts)
         self._find(names)
         return self._move({to: names}, progress)
 
@@ -200,7 +202,7 @@ class SerializationContexts(Closing):
         Contexts that routers first place in the sources during the call stay there.
         """
         checked_name("target", target)
-        streams = _names("sources", sources)
+        streams = _names("sources", sources, checked_names)
         for stream in streams:
             self._partition(stream)
         names = [
@@ -370,9 +372,9 @@ class SerializationContexts(Closing):
         self._database.close()
 
 
-def _names(argument: str, names: str | Iterable[str]) -> list[str]:
+def _names(argument: str, names: str | Iterable[str], checked: Callable[[str, Any], tuple[str, ...]]) -> list[str]:
     """Return one or more names as a list, in order, without duplicates."""
-    return list(dict.fromkeys(checked_names(argument, [names] if isinstance(names, str) else names)))
+    return list(dict.fromkeys(checked(argument, [names] if isinstance(names, str) else names)))
 
 
 def _check_placed_in(placements: Iterable[Placement], partition: str) -> None:

@@ -78,16 +78,11 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-# All statements lock partitions in the order of their ids.
+# Not in the order of the partitions' ids: after a deadlock with other statements, both are repeated.
 SET_WEIGHTS: Final = sql("""
-    WITH locked AS (
-        SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
-        JOIN unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
-            ON weights.stream = s.stream
-        WHERE s.super_stream_id = :super_stream_id::integer
-        ORDER BY s.partition_id FOR NO KEY UPDATE OF s)
-    UPDATE relatum.super_stream_partitions s SET weight = locked.weight
-    FROM locked WHERE s.partition_id = locked.partition_id""")
+    UPDATE relatum.super_stream_partitions s SET weight = weights.weight
+    FROM unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
+    WHERE s.super_stream_id = :super_stream_id::integer AND s.stream = weights.stream""")
 
 _POLL_S: Final = 0.1
 """Seconds between two checks of the consumers' positions."""
@@ -226,10 +221,7 @@ def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: La
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
-    """Return the binding key of a new partition: the given key, or the next number. Refuses keys of retired partitions.
-
-    Without a given key, None if no partition was retired: `add_partition` takes the number from the broker's layout.
-    """
+    """Return a new partition's binding key; None: the broker's next number. Refuses those of retired partitions."""
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:
         numbers = [row.stream.removeprefix(f"{super_stream}-") for row in rows]
@@ -245,18 +237,11 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
 
 
 def retire(store: "MoveStore", stream: str) -> None:
-    """Retire a partition: no name can be placed in it or moved to it any more. Idempotent.
-
-    Raises:
-        StreamNotFound, PartitionInUse: nothing was changed.
-    """
+    """Retire a partition: no name can be placed in it or moved to it any more. Idempotent."""
     with store.durable_transaction() as execute:
         execute(_LOCK_SUPER_STREAM)
-        rows = execute(PARTITIONS).all()
-        row = next((row for row in rows if row.stream == stream), None)
-        if row is None:
-            raise StreamNotFound(f"{stream!r} is not a partition of {store.super_stream!r}", stream=stream)
-        if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
+        row = store.partition(execute, stream)
+        if not any(each.stream != stream and each.state == PartitionState.ACTIVE for each in execute(PARTITIONS)):
             raise PartitionInUse(
                 f"{stream!r} is the last active partition: add one first", stream=stream, reason="it is the last one"
             )
@@ -277,10 +262,6 @@ def wait_until_consumed(store: "MoveStore", streams: "ControlStreams", retired: 
     """Wait until every consumer has consumed all messages that the super stream has now.
 
     All partitions count: an adoption in another one may refer to a message in the retired partition.
-
-    Raises:
-        PartitionInUse: a consumer did not finish in time.
-        StreamUnavailable: the leader of a partition does not tell its end.
     """
     rows, ends = store.partitions(), dict[int, int]()
     for row in rows:

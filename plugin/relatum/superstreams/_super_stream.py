@@ -83,8 +83,9 @@ class SuperStream(Target):
         self._lock = threading.Lock()
         self._layout_lock = threading.Lock()
         self._threads = Threads(1, "relatum-layout")
-        self._layouts: dict[tuple[str, int | None, str], Layout] = {}
-        self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
+        self._layouts: tuple[dict[tuple[str, int | None, str], Layout], WeakKeyDictionary[Any, Layout]]
+        """The known layouts, by broker and by connection."""
+        self.refresh()
         after_fork(self, SuperStream._renew)
 
     def _renew(self) -> None:
@@ -117,16 +118,16 @@ class SuperStream(Target):
         # One thread queries while the others wait, so that threads that start together cause one query. Handles have
         # another lock: they take it in event loops, too.
         with self._layout_lock:
-            if key not in self._layouts:
-                self._layouts[key] = describe_super_stream(source, self.name)
-            layout = self._layouts[key]
+            by_broker, by_connection = self._layouts
+            if key not in by_broker:
+                by_broker[key] = describe_super_stream(source, self.name)
             with suppress(TypeError):
-                self._by_connection[connection] = layout
-        return layout
+                by_connection[connection] = by_broker[key]
+            return by_broker[key]
 
     def _known(self, connection: Any) -> Layout | None:
         try:
-            return self._by_connection.get(connection) if self._fixed_layout is None else self._fixed_layout
+            return self._layouts[1].get(connection) if self._fixed_layout is None else self._fixed_layout
         except TypeError:
             return None  # A URL does not support weak references.
 
@@ -141,9 +142,8 @@ class SuperStream(Target):
 
     def refresh(self) -> None:
         """Query the broker again at the next publish, unless `partitions` was given. Call this if they change."""
-        with self._layout_lock:
-            self._layouts.clear()
-            self._by_connection = WeakKeyDictionary()
+        # A query that is running stores its result, which may be outdated, in the former dictionaries.
+        self._layouts = {}, WeakKeyDictionary()
 
     def affinity(
         self,

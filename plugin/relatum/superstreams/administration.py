@@ -303,9 +303,7 @@ def _is_place(binding_key: str) -> bool:
 def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
     """Provide a reader; None if the stream protocol does not answer at a port that is derived from AMQP's port.
 
-    Raises:
-        BrokerUnavailable, ProtocolError, ReadTimeout: The configured port does not answer. The broker may be starting.
-            AMQP 0.9.1 is no replacement: it may show other partitions, and messages would be routed differently.
+    If a configured port does not answer, this raises: AMQP 0.9.1 may show other partitions, and so route differently.
     """
     reader = None
     if address.stream_port is not None:

@@ -45,18 +45,11 @@ _NAME_UNKNOWN: Final = re.compile(r"no (queue|exchange) '")
 
 
 def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
-    """Return the address of a connection's broker, with the login.
+    """Return the address, with the login, of a URL, a `Broker`, or a connection of pika, aio-pika, aiormq or kombu.
 
     Each login uses the current password: the result of kombu's password function; without one, the password that the
-    client keeps for its next login, or the latest one given to `note_secret`.
-
-    Args:
-        source: A URL, a `Broker` or an address, any pika connection or channel, an aio-pika or aiormq connection, or a
-            kombu connection. If kombu has several URLs, the one to which it is connected comes first.
-        nodes: Parameters of other nodes of the same cluster to which a pika connection may connect.
-
-    Raises:
-        ConfigurationError: The source is none of these, the URL is invalid, or the credentials were erased.
+    client keeps for its next login, or the latest one given to `note_secret`. `nodes`: Parameters of other nodes of the
+    same cluster. If kombu has several URLs, the one to which it is connected comes first.
     """
     if isinstance(source, str | Broker | BrokerAddress):
         return BrokerAddress.of(source)
@@ -183,12 +176,7 @@ def vhost_of(channel: Any) -> str:
 
 @contextmanager
 def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[BlockingConnection]:
-    """Provide a blocking connection to a broker: the given one, or a new one that is closed after the block.
-
-    Raises:
-        BrokerUnavailable, AccessRefused: No connection can be opened, or the broker refused a request of the block.
-        ConnectionLost: The connection was lost in the block.
-    """
+    """Provide a blocking connection to a broker: the given one, or a new one that is closed after the block."""
     if isinstance(source, BlockingChannel):
         source = source.connection
     borrowed = isinstance(source, BlockingConnection)
@@ -290,12 +278,7 @@ def _exists(connection: BlockingConnection, ask: Callable[[BlockingChannel], Any
 
 
 def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream: str) -> bool:
-    """Whether the stream exists.
-
-    Raises:
-        NotAStream: A queue of another type has this name.
-        AccessRefused: The user may not read the stream, so its existence is unknown.
-    """
+    """Whether the stream exists. Raises `NotAStream` for a queue of another type."""
     if queue_exists(connection, stream):
         with StreamReader.open(address) as reader, suppress(StreamNotFound):
             reader.bounds(stream)
@@ -305,12 +288,7 @@ def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream
 
 @contextmanager
 def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
-    """Translate the broker's refusals of a declaration.
-
-    Raises:
-        SuperStreamConflict: The name exists with other properties, and `super_stream` is given.
-        ConfigurationError: The same without `super_stream`, or the broker does not accept the options.
-    """
+    """Translate the broker's refusals of a declaration, into `SuperStreamConflict` or `ConfigurationError`."""
     try:
         yield
     except ChannelClosedByBroker as error:
@@ -333,13 +311,7 @@ def declare_stream(
 
 
 def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
-    """Declare a stream, by default like a tap's. An existing stream is left unchanged.
-
-    Raises:
-        NotAStream: A queue of another type has this name.
-        AccessRefused: The user may not read or declare the stream.
-        BrokerUnavailable: The broker is unavailable; safe to retry.
-    """
+    """Declare a stream, by default like a tap's. An existing stream is left unchanged, another queue `NotAStream`."""
     with blocking_connection(address, address) as connection:
         if not stream_exists(connection, address, stream):
             declare_stream(connection, stream, options)

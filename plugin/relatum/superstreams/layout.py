@@ -44,12 +44,7 @@ LAYOUT_MAX: Final = 100_000
 
 
 def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
-    """Return the name of a super stream or stream unchanged.
-
-    Raises:
-        InvalidInput: The name is invalid. Line breaks are refused, because RabbitMQ would remove them and declare a
-            stream with another name.
-    """
+    """Return a valid name: the broker would remove line breaks, and declare a stream with another name."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} must be text, not {type(name).__name__}.")
     if not 1 <= (length := len(name.encode(errors="surrogatepass"))) <= NAME_BYTES_MAX:

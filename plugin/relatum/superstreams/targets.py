@@ -97,11 +97,7 @@ class TargetExchange:
 
 
 def channel_of(given: Any) -> Any:
-    """Return an aio-pika channel: the given one, or that of the given exchange.
-
-    Raises:
-        ConfigurationError: `given` is neither; nothing was sent.
-    """
+    """Return an aio-pika channel: the given one, or that of the given exchange."""
     # The attribute `channel` comes second, because channels have it, too, with a deprecation warning.
     channel = given if hasattr(given, "get_underlay_channel") else getattr(given, "channel", None)
     if not hasattr(channel, "get_underlay_channel"):
