@@ -32,7 +32,7 @@ from relatum_consumer.groups._assembly import (
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, StartPosition
 from relatum_consumer.groups._reading import Group, deliver
-from relatum_consumer.lookups.catalog import Catalog, replaced
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
@@ -300,17 +300,24 @@ class Scanner:
         """Return a stream's name as of the last scan; None if the stream was deleted or declared again."""
         return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
 
+    def refresh(self) -> Sequence[PresentStream]:
+        """Read which streams are recorded now, for the view. It has no end: it includes all rows that exist."""
+        key_id = group_key(self._catalog)
+        # A window is scanned once, so the view must not leave out a stream: its groups would never be complete.
+        present = self._catalog.streams(self._consumer.names, even_replaced=True)
+        self._view = View.of_table(self._catalog.servers, key_id, present)
+        return present
+
     def run(self) -> None:
         """Scan the streams up to the end of their recorded parts."""
         began = time.monotonic()
-        key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
-        # A window is scanned once, so the view must not leave out a stream: its groups would never be complete.
-        present = self._catalog.streams(self._consumer.names, even_replaced=True)
-        # The view has no end: it includes all rows that exist when they are queried.
-        self._view = View.of_table(self._catalog.servers, key_id, present)
+        present = self.refresh()
         rows = coverage_by_stream(self._catalog.servers, present)
-        scanned = scanned_of(self._catalog.servers, self._consumer, self._view.numbers.values())
+        # A view that is older than the coverage may lack a stream with messages of the groups that are scanned.
+        self.refresh()
+        key_id = self._view.key_id
+        scanned = scanned_of(self._catalog.servers, self._consumer, [stream.stream_id for stream in present])
         for stream in present:
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
             for unscanned in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
