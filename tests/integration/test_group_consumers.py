@@ -479,8 +479,9 @@ async def test_a_group_given_too_often_becomes_dead_letters(
 def test_duplicates_by_policy(place: Place, relations: Relations) -> None:
     """A consumer takes the first message of a number, unless duplicates are an error."""
     place.put_recorded(of_group(1, 1), *whole_group(1, 2))
-    with pytest.raises(GroupConflict, match="same number"):
-        given(relations, place.stream, on_duplicate="raise")
+    for on_conflict in ("raise", "skip"):
+        with pytest.raises(GroupConflict, match="same number"):
+            given(relations, place.stream, on_duplicate="raise", on_conflict=on_conflict)
     with relations.groups(place.stream, consumer="billing") as groups:
         (group,) = groups
     assert [message.offset for message in group] == [0, 2]

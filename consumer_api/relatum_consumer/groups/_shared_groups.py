@@ -295,11 +295,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._scanner.store_state(claim.group_id)
 
     def _end_unsound(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
-        if self._options.on_conflict == "skip":
+        if self._options.on_conflict == "raise" or error.anomaly == Anomaly.DUPLICATE:
+            self._outcomes.append((claim, error))
+        elif self._options.on_conflict == "skip":
             self._claims.end(claim, "dead")
-            return
-        is_raised = self._options.on_conflict == "raise"
-        self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
+        else:
+            self._outcomes.append((claim, self._given_up(error.anomaly, group)))
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
         """Return the group to give up; its retained messages become dead letters, in the group's order."""
