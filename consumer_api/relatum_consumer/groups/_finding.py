@@ -51,6 +51,8 @@ def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | P
     view = present_view(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
+    if view.evidence is not None:
+        view.evidence.check_present(catalog, options.names, [view.key_id])
     if options.follow:
         yield from _completed_later(catalog, view, options)
 

@@ -106,6 +106,11 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
     return as_group(replace(found, position=replace(found.position, **searched)), messages)
 
 
+def _position(catalog: Catalog, group_id: str, names: _Names, *, complete: bool) -> GroupPosition:
+    found, searched = assembled(catalog, group_id, names, complete=complete)
+    return replace(position_of(catalog.servers, found, is_named=names is not None), **searched)
+
+
 # --- many groups, as reports ------------------------------------------------------------------------------
 
 
@@ -316,8 +321,8 @@ class OneGroupMethods:
             InvalidGroup: the id is invalid.
         """
         names = names_of("streams", streams)
-        found, searched = assembled(self._catalog, checked_group_id(group_id), names, complete=complete)
-        return replace(position_of(self._catalog.servers, found, is_named=names is not None), **searched)
+        attempt = partial(_position, self._catalog, checked_group_id(group_id), names, complete=complete)
+        return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
 
     @lookup
     def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
