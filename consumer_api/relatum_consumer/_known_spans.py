@@ -15,12 +15,11 @@ from itertools import pairwise
 from typing import Final
 
 from relatum.common.limits import INTEGER_MIN
-from relatum.errors import TimeNotRecorded
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.catalog import Catalog, time_not_recorded
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
@@ -74,10 +73,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
     for stream in found.recorded:
         if not stream.record_time:
-            remedy = f"`relatum keys time {stream.name} --on` switches them on"
-            raise TimeNotRecorded(
-                f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
-            )
+            raise time_not_recorded(stream.name)
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name], key_ids)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from relatum.common.checks import checked_count, checked_name, checked_seconds
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
-from relatum.errors import AccessRefused, InvalidInput, NotFound, TimeNotRecorded
+from relatum.errors import AccessRefused, InvalidInput, NotFound
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum.store.database import sql
@@ -21,7 +21,7 @@ from relatum_consumer.lookups.answer import Answer, Hit
 from relatum_consumer.lookups.answering import Find, FoundMessages, LostMessages, Matches, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order, time_not_recorded
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
@@ -71,10 +71,7 @@ class Search:
             return [stream for stream in streams if stream.record_time]
         for stream in streams:
             if not stream.record_time:
-                remedy = f"`relatum keys time {stream.name} --on` switches them on"
-                raise TimeNotRecorded(
-                    f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
-                )
+                raise time_not_recorded(stream.name)
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:

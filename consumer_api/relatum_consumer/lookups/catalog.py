@@ -1,5 +1,6 @@
 """Key definitions and stream names, cached for a second, and the values to search for."""
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     StreamReplaced,
+    TimeNotRecorded,
     Transient,
 )
 from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
@@ -375,7 +377,7 @@ def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
         f"the stream {stream!r} is not the recorded one: offset {offset} has a different message, or none. The stream "
-        f"was declared again, or lost its tail: `relatum record {stream}` corrects the record",
+        f"was declared again, or lost its tail: `relatum record {shlex.quote(stream)}` corrects the record",
         stream=stream,
         offset=offset,
     )
@@ -384,3 +386,9 @@ def replaced(stream: str, offset: int) -> StreamReplaced:
 def in_partition_order(name: str) -> tuple[int, str]:
     """A sort key that puts `orders-2` before `orders-10`."""
     return len(name), name
+
+
+def time_not_recorded(stream: str) -> TimeNotRecorded:
+    """Return the error for a stream whose times are not recorded."""
+    remedy = f"`relatum keys time {shlex.quote(stream)} --on` switches them on"
+    return TimeNotRecorded(f"times are not recorded for the stream {stream!r}: {remedy}", stream=stream)
