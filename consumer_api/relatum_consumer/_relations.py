@@ -317,7 +317,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         Returns:
             An iterator: for each id the message, or the error that says why there is none (yielded, not raised).
         """
-        return self._servers.reader().read_many(MessageId(*each) for each in ids)
+        return self._servers.reader().read_many(ids)
 
     # --- keys and streams ---------------------------------------------------------------------------------
 

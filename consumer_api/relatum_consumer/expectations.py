@@ -250,7 +250,7 @@ def add_expectations(
         InvalidInput: a different expectation of the same name is defined; nothing was written.
     """
     checked_name("vhost", vhost)
-    given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
+    given = list(wanted) if isinstance(wanted, Iterable) else [wanted]
     if not all(isinstance(each, Expectation) for each in given):
         raise InvalidInput("each expectation must be an `Expectation`")
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:

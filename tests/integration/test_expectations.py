@@ -191,6 +191,9 @@ def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
     shop.order(("a", BASE_US))
     shop.record()
     assert add_expectations(database, [paid, paid]) == [paid, paid]
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match="must be an"):
+        add_expectations(database, wrong)
     for other, said in ((shop.expects(11), "is already defined"), (shop.expects(10, 0), "clocks may differ by 1 s")):
         with pytest.raises(InvalidInput, match=said):
             add_expectations(database, other)
