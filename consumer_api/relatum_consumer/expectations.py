@@ -44,9 +44,9 @@ class Expectation:
         follows: The stream or super stream of the following messages; it may be the same as `of`.
         within_s: Maximum seconds between the times of the two messages, more than 0. A message exactly at the limit, or
             with the same time, is in time.
-        grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. A message in
-            another stream counts as following even if it is earlier by up to this span, and a result is known only
-            this long after the due time. 0: clocks agree, and an earlier message does not count. Default 1.
+        grace_s: Seconds by which the clocks of publishers, of the broker and of this machine may differ, up to a day. A
+            message in another stream counts as following even if it is earlier by up to this span, and a result is
+            known only this long after the due time. 0: clocks agree, and an earlier message does not count. Default 1.
 
     Raises:
         InvalidInput: a name or a number of seconds is invalid.
