@@ -16,7 +16,6 @@ from typing import Final
 
 from relatum.common.limits import INTEGER_MIN
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
 from relatum_consumer.lookups.catalog import Catalog, time_not_recorded
@@ -82,23 +81,10 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
 
 
 def still(catalog: Catalog, before: KnownSpans, by: KeyDefinition) -> KnownSpans:
-    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`.
-
-    Raises:
-        StreamReplaced: a stream was recorded anew or forgotten since.
-    """
+    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
     before.evidence.check_present(catalog, [before.name], ())
-    catalog.forget()
-    definition = catalog.definition(by.name)
-    if definition.key_id != by.key_id:
-        # The key was removed and defined anew: its earlier rows may be gone.
-        return replace(before, spans=())
-    for stream, first in before.firsts.items():
-        bounds: StreamBounds = catalog.servers.bounds(stream)
-        if (bounds.first or 0) != first:
-            after = known(catalog, before.name, (by.key_id, TIME))
-            return replace(before, spans=tuple(_intersection(before.spans, after.spans)), evidence=after.evidence)
-    return before
+    after = known(catalog, before.name, (by.key_id, TIME))
+    return replace(before, spans=tuple(_intersection(before.spans, after.spans)), evidence=after.evidence)
 
 
 def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]:
