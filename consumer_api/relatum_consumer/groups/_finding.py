@@ -48,20 +48,16 @@ GROUPS_AT_ONCE: Final = 2_048
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
-    view = present_view(catalog, options.names, complete=options.complete)
+    view, known = present_view(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
-    if view.evidence is not None:
-        view.evidence.check_present(catalog, options.names, [view.key_id])
+    known.check_present(catalog, options.names, [view.key_id])
     if options.follow:
         yield from _completed_later(catalog, view, options)
 
 
 def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
-    """Yield the present groups in their order, complete or not, in batches; each batch is read in one pass.
-
-    A group's size is unknown until its rows are queried, so several queries fill a batch.
-    """
+    """Yield the present groups in their order, complete or not, in batches, each of which is read in one pass."""
     start_position = StartPosition.of(options.start)
     candidates = _candidates(view, options, start_position.offset)
     batch: list[Assembled] = []
@@ -86,10 +82,7 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
 
 
 def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
-    """Yield the rows that may be the head of a group, in the order of arrival.
-
-    In logical order these are the rows with number 1, in physical order all rows.
-    """
+    """Yield the rows that may be a group's head, in the order of arrival: in logical order, those with number 1."""
     clock, firsts_only = Clock(), options.order == "logical"
 
     def of_stream(stream: str) -> Iterator[tuple[Place, Row]]:
@@ -99,9 +92,6 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
                 yield clock.place(row), row
 
     return (row for _, row in heapq.merge(*map(of_stream, sorted(view.stops))))
-
-
-# --- following --------------------------------------------------------------------------------------------
 
 
 class IdleBackoff:
@@ -141,7 +131,7 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
                 high = min(end, low + WINDOW_OFFSETS)
                 touched = view.between(stream, low, high)
                 view.stops[stream] = high
-                found = sorted(_completed(view, touched, stream, low, options), key=_place)
+                found = [group for _, group in sorted(_completed(view, touched, stream, low, options))]
                 if found:
                     yield from deliver(catalog.servers, found, options)
                     idle.begin()
@@ -170,24 +160,19 @@ def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_ou
     return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
 
 
-def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
-    """Yield the groups that are complete now, and were not complete without the stream's messages from `low` on."""
+def _completed(
+    view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions
+) -> Iterator[tuple[Place, Assembled]]:
+    """Yield the groups that are complete now, and were not without the stream's messages from `low` on."""
     start_position = StartPosition.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
-        if group.was_complete and start_position.admits(group.head):
+        if group.was_complete and group.head is not None and start_position.admits(group.head):
             before = [row for row in rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
-                yield group
+                yield Clock().place(group.head), group
 
-
-def _place(group: Assembled) -> Place:
-    assert group.head is not None, "it was admitted"
-    return Clock().place(group.head)
-
-
-# --- a consumer's groups ------------------------------------------------------------------------------------
 
 SCAN_OFFSETS: Final = 8_192
 """Offsets of a stream in one window of a scan. If each message is of a different group, one statement stores as many
@@ -198,13 +183,15 @@ SCAN_GROUPS: Final = 500
 
 
 class UnscannedRange(NamedTuple):
-    """A part of a stream, from `start` to before `stop`, that is recorded and not scanned."""
+    """A part of a stream, from `start` to before `stop`, that is recorded and not scanned.
+
+    `coverage_id`: The coverage's row that contains it, and must still exist when it is stored as scanned. `grows`: The
+    start of the scanned range that ends at `start` and is extended by this part; without one, `start`.
+    """
 
     stream_id: int
     coverage_id: int
-    """The row of the coverage that contains the part; it must still exist when the part is stored as scanned."""
     grows: int
-    """The start of the scanned range that ends at `start` and is extended by this part; without one, `start`."""
     start: int
     stop: int
 
@@ -275,9 +262,8 @@ STORE_WINDOW: Final = sql(
     SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved
     """
 )
-"""Stores a window as scanned, and the states of its groups.
-
-Returns one row: the number of windows stored, 1 or 0, and whether the consumer exists.
+"""Stores a window as scanned, and the states of its groups. Returns the number of windows stored, 1 or 0, and whether
+the consumer exists.
 
 `moved` is the scanned range with the window: a new one, or the one that ended where the window begins. Nothing is
 written if another member has scanned from `expected` on, if the coverage's row `coverage_id` no longer contains the

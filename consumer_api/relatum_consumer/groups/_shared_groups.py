@@ -313,10 +313,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return _GivenUp(reason, DeadLetterPublisher(self._letters, letters, **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
-        """Publish a group's messages as dead letters, if there is a stream for them. Returns a pause.
-
-        If that fails, the group is released. With `follow`, the member retries after a transient error instead.
-        """
+        """Publish a group's messages as dead letters, if there is a stream for them. If that fails, it is released."""
         label = f"publishing dead letters of the group {claim.group_id}, of {self._label},"
         try:
             if given_up.publisher is not None and self._letters is not None:
