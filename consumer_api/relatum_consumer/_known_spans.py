@@ -61,13 +61,7 @@ class KnownSpans:
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
-    """Return what is known of a stream or super stream, with respect to all of the keys.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: the stream is unknown, was deleted, or may not be read by this user.
-        TimeNotRecorded: the times of a stream are not recorded.
-        StreamReplaced: the message at the last recorded offset is not the recorded one.
-    """
+    """Return what is known of a stream or super stream, with respect to all of the keys."""
     queried_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
     for stream in found.recorded:
@@ -119,10 +113,7 @@ TIMES_AT: Final = sql(
     WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
     """
 )
-"""Selects for each offset the latest time in the block that has the first message from that offset on: number, time.
-
-An offset without such a block has no row.
-"""
+"""Selects for each offset the latest time in the block that has the first message from that offset on, if any."""
 
 
 def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], queried_us: int) -> list[Range]:
