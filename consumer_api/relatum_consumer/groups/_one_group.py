@@ -321,7 +321,8 @@ class OneGroupMethods:
         names = names_of("streams", streams)
         most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
         bound: str | None = _AFTER_ALL_IDS if before is None else checked_name("before", before)
-        view, known = present_view(self._catalog, names, complete=False)
+        attempt = partial(present_view, self._catalog, names, complete=False)
+        view, known = retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
         if not most:
             return GroupPage((), before, tuple(known.uncovered))
         reports: list[GroupReport] = []
