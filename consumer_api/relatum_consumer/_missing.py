@@ -50,8 +50,6 @@ class _WaitingMessage(NamedTuple):
     due_us: int
 
 
-_IN_PARTS: Final = part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])
-
 UNFOLLOWED: Final = sql(
     f"""
     SELECT given.number, first.stream_id, first.stream_offset, first.time_us
@@ -70,7 +68,7 @@ UNFOLLOWED: Final = sql(
           AND r.time_us >= given.time_us
             - CASE WHEN followed_in.stream_id = given.own_stream THEN 0 ELSE :grace_us::bigint END
           AND (r.stream_id <> given.own_stream OR r.stream_offset <> given.own_offset)
-          AND {_IN_PARTS}
+          AND {part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])}
         ORDER BY r.time_us, r.stream_offset
         LIMIT 1
       ) AS found

@@ -298,7 +298,9 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
             unreachable += queue
         for number in queue:
             for link in [each for each in links_of[number] if each not in followed]:
-                kind, others = _connected_by(link, number)
+                is_whole = link.kind == SAME or number == link.messages[0]
+                # Effects of the same cause are connected only through the cause.
+                kind, others = (link.kind, link.messages) if is_whole else (CAUSE, link.messages[:1])
                 if kind != CAUSE:
                     followed.add(link)
                 new = [each for each in dict.fromkeys(others) if each not in found]
@@ -306,14 +308,6 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
                 below.setdefault(number, []).extend(Row(each, 0, kind, link.key) for each in new)
                 queue += new
     return below, unreachable
-
-
-def _connected_by(link: Link, number: int) -> tuple[str, tuple[int, ...]]:
-    """Return how a link connects one of its messages with others, and the other messages."""
-    if link.kind == SAME or number == link.messages[0]:
-        return link.kind, link.messages
-    # Effects of the same cause are connected only through the cause.
-    return CAUSE, link.messages[:1]
 
 
 def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:

@@ -233,10 +233,10 @@ class View:
         found: list[Member] = []
 
         def consider(message: Message) -> None:
-            member = _member_of(message)
-            if member is None or group_id not in (None, member.group_id):
+            place = membership(message.headers)
+            if place is None or group_id not in (None, place.group_id):
                 return
-            found.append(member)
+            found.append(Member(*place, message.stream, message.offset, message.time_us))
             if len(found) > UNRECORDED_MEMBERS_MAX:
                 raise InvalidInput(
                     f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
@@ -287,12 +287,6 @@ class View:
             if unrecorded := self.unrecorded_groups.get(group_id):
                 groups[group_id] = distinct((*groups[group_id], *unrecorded))
         return groups
-
-
-def _member_of(message: Message) -> Member | None:
-    """Return a message as a member of its group; None if it has no group."""
-    place = membership(message.headers)
-    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
 
 
 def group_key(catalog: Catalog) -> int:

@@ -354,12 +354,9 @@ class Scanner:
                 outside.append(group.group_id)
             else:
                 state = "ready" if group.is_complete else "open"
-                rows.append((self._rank(first), first.offset, number, state, group.group_id))
+                is_only_stream = self._consumer.names == [first.stream]
+                rank = first.offset if is_only_stream else INTEGER_MAX if first.time_us is None else first.time_us
+                rows.append((rank, first.offset, number, state, group.group_id))
         names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
         columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
         return columns | {"consumer_id": self._consumer.consumer_id, "outside": outside}
-
-    def _rank(self, first: Member) -> int:
-        if self._consumer.names == [first.stream]:
-            return first.offset
-        return INTEGER_MAX if first.time_us is None else first.time_us

@@ -89,7 +89,6 @@ def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, lis
     return runs
 
 
-_BLOCK: Final = "b.min_us, b.max_us, b.first_offset, b.last_offset"
 _CLASSES: Final = "unnest(:classes::smallint[], :widths::bigint[]) AS classes (width_class, width)"
 
 
@@ -102,7 +101,7 @@ def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
     return f"""
         {_CLASSES}
         CROSS JOIN LATERAL (
-          SELECT {_BLOCK}
+          SELECT b.min_us, b.max_us, b.first_offset, b.last_offset
           FROM relatum.time_blocks b
           WHERE {_in_class(stream_id)}
             AND b.min_us >= {low} - classes.width AND b.min_us <= {high} AND b.max_us >= {low}
