@@ -47,10 +47,7 @@ def _called(
     *,
     is_limited: bool = True,
 ) -> Callable[Concatenate["AsyncRelations", _Arguments], Coroutine[Any, Any, _Result]]:
-    """Wrap a method of `Relations` to run in a thread, with the same arguments and docstring.
-
-    `is_limited`: The call, including the wait for a thread, ends within `timeout_s`.
-    """
+    """Wrap a method of `Relations` to run in a thread, within `timeout_s` if it `is_limited`. Same docstring."""
 
     @wraps(method)
     async def wrapper(self: "AsyncRelations", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -129,8 +126,6 @@ class AsyncRelations(AsyncClosing):
         """Return whether both servers answer now; see `Relations.health`. The check does not wait for lookups."""
         return await in_thread(self._control_threads, partial(self._relations.health, timeout_s=timeout_s))
 
-    # --- methods of `Relations`, called in a thread ----------------------------------------------------------
-
     related = _called(Relations.related)
     find = _called(Relations.find)
     trace = _called(Relations.trace)
@@ -153,8 +148,6 @@ class AsyncRelations(AsyncClosing):
     missing = _called(Relations.missing)
     _newest_groups = _called(Relations._newest_groups)
     _check_servers = _called(Relations._check_servers)
-
-    # --- waiting and iterating ------------------------------------------------------------------------------
 
     async def wait_related(
         self,
@@ -215,8 +208,6 @@ class AsyncRelations(AsyncClosing):
             return AsyncSharedGroups(self._in_thread, self._end, shared)
         groups = self._relations._groups(names_of("streams", streams), **options)
         return self._in_parts(lambda: groups)
-
-    # --- threads ------------------------------------------------------------------------------------------
 
     async def _in_thread(
         self,

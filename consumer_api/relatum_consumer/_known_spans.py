@@ -15,12 +15,10 @@ from itertools import pairwise
 from typing import Final
 
 from relatum.common.limits import INTEGER_MIN
-from relatum.errors import TimeNotRecorded
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.catalog import Catalog, time_not_recorded
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
@@ -63,21 +61,12 @@ class KnownSpans:
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
-    """Return what is known of a stream or super stream, with respect to all of the keys.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: the stream is unknown, was deleted, or may not be read by this user.
-        TimeNotRecorded: the times of a stream are not recorded.
-        StreamReplaced: the message at the last recorded offset is not the recorded one.
-    """
+    """Return what is known of a stream or super stream, with respect to all of the keys."""
     queried_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
     for stream in found.recorded:
         if not stream.record_time:
-            remedy = f"`relatum keys time {stream.name} --on` switches them on"
-            raise TimeNotRecorded(
-                f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
-            )
+            raise time_not_recorded(stream.name)
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name], key_ids)
@@ -86,23 +75,10 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
 
 
 def still(catalog: Catalog, before: KnownSpans, by: KeyDefinition) -> KnownSpans:
-    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`.
-
-    Raises:
-        StreamReplaced: a stream was recorded anew or forgotten since.
-    """
+    """Return what is still known for a key: retention and pruning may have removed messages and rows since `before`."""
     before.evidence.check_present(catalog, [before.name], ())
-    catalog.forget()
-    definition = catalog.definition(by.name)
-    if definition.key_id != by.key_id:
-        # The key was removed and defined anew: its earlier rows may be gone.
-        return replace(before, spans=())
-    for stream, first in before.firsts.items():
-        bounds: StreamBounds = catalog.servers.bounds(stream)
-        if (bounds.first or 0) != first:
-            after = known(catalog, before.name, (by.key_id, TIME))
-            return replace(before, spans=tuple(_intersection(before.spans, after.spans)), evidence=after.evidence)
-    return before
+    after = known(catalog, before.name, (by.key_id, TIME))
+    return replace(before, spans=tuple(_intersection(before.spans, after.spans)), evidence=after.evidence)
 
 
 def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]:
@@ -137,10 +113,7 @@ TIMES_AT: Final = sql(
     WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
     """
 )
-"""Selects for each offset the latest time in the block that has the first message from that offset on: number, time.
-
-An offset without such a block has no row.
-"""
+"""Selects for each offset the latest time in the block that has the first message from that offset on, if any."""
 
 
 def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], queried_us: int) -> list[Range]:

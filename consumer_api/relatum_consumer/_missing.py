@@ -41,8 +41,6 @@ PAGE_BLOCKS: Final = 2_048
 SPAN_S: Final = 86_400
 """Length of the default span of due times, in seconds: a day."""
 
-_NO_STREAM_ID: Final = -1
-
 
 class _WaitingMessage(NamedTuple):
     id: MessageId
@@ -51,8 +49,6 @@ class _WaitingMessage(NamedTuple):
     time_us: int
     due_us: int
 
-
-_IN_PARTS: Final = part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])
 
 UNFOLLOWED: Final = sql(
     f"""
@@ -72,7 +68,7 @@ UNFOLLOWED: Final = sql(
           AND r.time_us >= given.time_us
             - CASE WHEN followed_in.stream_id = given.own_stream THEN 0 ELSE :grace_us::bigint END
           AND (r.stream_id <> given.own_stream OR r.stream_offset <> given.own_offset)
-          AND {_IN_PARTS}
+          AND {part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])}
         ORDER BY r.time_us, r.stream_offset
         LIMIT 1
       ) AS found
@@ -97,11 +93,7 @@ def defined(catalog: Catalog) -> tuple[Expectation, ...]:
 
 
 def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
-    """Return the expectation of a name; an `Expectation` is returned unchanged.
-
-    Raises:
-        NotFound: no expectation of that name is defined in this virtual host.
-    """
+    """Return the expectation of a name, or raise `NotFound`; an `Expectation` is returned unchanged."""
     if isinstance(name, Expectation):
         return name
     if not isinstance(name, str):
@@ -122,10 +114,7 @@ def missing(
 
 
 class _Check:
-    """One check of an expectation: reads the messages of a span, and finds those that were not followed in time.
-
-    It counts all findings, and holds the first `limit` of each kind.
-    """
+    """One check of an expectation. It counts all messages that were not followed in time, and holds the first ones."""
 
     def __init__(self, catalog: Catalog, expectation: Expectation, limit: int) -> None:
         self._catalog = catalog
@@ -197,8 +186,6 @@ class _Check:
             return Status.NOT_RECORDED_YET
         return Status.ABSENT
 
-    # --- reading ------------------------------------------------------------------------------------------
-
     def _check(self, low: int, high: int) -> None:
         """Check all messages with times from `low` to `high`, both included."""
         for stream in self._source.evidence.recorded:
@@ -240,8 +227,6 @@ class _Check:
         # A message with several values must be followed for each of them.
         self._batch += [_WaitingMessage(message.id, stream_id, value, time_us, due_us) for value in values]
 
-    # --- checking -----------------------------------------------------------------------------------------
-
     def _check_batch(self) -> None:
         """Check the batch against the index."""
         batch, self._batch = self._batch, []
@@ -257,7 +242,7 @@ class _Check:
                 "due_uss": [each.due_us for each in batch],
                 "own_streams": [each.stream_id for each in batch],
                 "own_offsets": [each.id.offset for each in batch],
-                "stream_ids": list(stream_ids) or [_NO_STREAM_ID],
+                "stream_ids": list(stream_ids),
                 "key_id": self._by.key_id,
                 "grace_us": self._expectation.grace_us,
             },

@@ -154,8 +154,6 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         self._database.close()
         metrics.retire(self._lookups)
 
-    # --- by key -------------------------------------------------------------------------------------------
-
     @lookup
     def related(
         self,
@@ -233,15 +231,8 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """Wait until there is at least one related message, and return the same as `related`.
 
         All waiting calls share one index query. It runs 5 ms after a call starts or finds something, then at growing
-        intervals: at most 50 ms, or twice the query's duration if that is longer.
-
-        Args:
-            message: As for `related`.
-            to: As for `related`.
-            by: As for `related`.
-            timeout_s: Seconds to wait; 0 searches once, as `related` does.
-            limit: As for `related`.
-            order: As for `related`.
+        intervals: at most 50 ms, or twice the query's duration if that is longer. `timeout_s` is the number of seconds
+        to wait; 0 searches once, as `related` does. The other arguments are those of `related`.
 
         Returns:
             All related messages recorded by the time the call finds one. After a timeout the call returns within about
@@ -257,8 +248,6 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
                 waiting.has_row = bool(self._waits.wait(self._waits.ask(waiting.watch), waiting.watch.until))
             note(found)
             return found
-
-    # --- expectations ---------------------------------------------------------------------------------------
 
     @lookup
     def expectations(self) -> tuple[Expectation, ...]:
@@ -293,8 +282,6 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         """
         return _missing.missing(self._catalog, expectation, since, until, limit)
 
-    # --- reading ------------------------------------------------------------------------------------------
-
     @lookup
     def read(self, stream: str, offset: int) -> Message:
         """Read the message at an offset of a stream.
@@ -317,9 +304,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         Returns:
             An iterator: for each id the message, or the error that says why there is none (yielded, not raised).
         """
-        return self._servers.reader().read_many(MessageId(*each) for each in ids)
-
-    # --- keys and streams ---------------------------------------------------------------------------------
+        return self._servers.reader().read_many(ids)
 
     @lookup
     def keys(self) -> tuple[KeyDefinition, ...]:

@@ -84,8 +84,6 @@ class KeyGraph:
         return tuple(edges), tuple(shared)
 
 
-# --- indexed messages --------------------------------------------------------------------------------------
-
 _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
@@ -134,10 +132,7 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None) -> sa.TextClause:
-    """Select rows of the searched streams only, at most `most` in each; it first finds the streams that have a value.
-
-    If `since` and `until` are not NULL, only rows with times from `since` to before `until` are selected.
-    """
+    """Select rows of the searched streams, in the time span if it is not NULL: `most` for each value and stream."""
     rows = rows_of("oldest", ("with_value.key_id", "with_value.value", "s.stream_id"), limit=":most::bigint")
     return sql(
         f"""

@@ -145,8 +145,6 @@ class _TraceRun:
         self.visited[where] = _Visited(message, values, hops)
         self.frontier += values
 
-    # --- one hop ------------------------------------------------------------------------------------------
-
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
         """Find and read the messages with the values. Returns False if the trace has reached its limit of messages."""
         self.searched.update(wanted)
@@ -245,8 +243,6 @@ class _TraceRun:
         left_out = refused.union(known.gone)
         readable = [row for row in rows if row.id.stream not in left_out]
         verified(self.catalog, readable, take, self.lost, is_named=self.names is not None, chunks=self.chunks)
-
-    # --- the end ------------------------------------------------------------------------------------------
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names, self._searched_keys)

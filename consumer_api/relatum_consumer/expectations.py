@@ -12,8 +12,7 @@ from relatum.common.checks import checked_name, checked_seconds, meant
 from relatum.common.ids import MessageId
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.store.catalog import key_definitions
-from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum_consumer.lookups.answer import NewKey, Status, to_be_recorded
 
 GRACE_S: Final = 1.0
@@ -44,9 +43,9 @@ class Expectation:
         follows: The stream or super stream of the following messages; it may be the same as `of`.
         within_s: Maximum seconds between the times of the two messages, more than 0. A message exactly at the limit, or
             with the same time, is in time.
-        grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. A message in
-            another stream counts as following even if it is earlier by up to this span, and a result is known only
-            this long after the due time. 0: clocks agree, and an earlier message does not count. Default 1.
+        grace_s: Seconds by which the clocks of publishers, of the broker and of this machine may differ, up to a day. A
+            message in another stream counts as following even if it is earlier by up to this span, and a result is
+            known only this long after the due time. 0: clocks agree, and an earlier message does not count. Default 1.
 
     Raises:
         InvalidInput: a name or a number of seconds is invalid.
@@ -250,10 +249,10 @@ def add_expectations(
         InvalidInput: a different expectation of the same name is defined; nothing was written.
     """
     checked_name("vhost", vhost)
-    given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
+    given = list(wanted) if isinstance(wanted, Iterable) else [wanted]
     if not all(isinstance(each, Expectation) for each in given):
         raise InvalidInput("each expectation must be an `Expectation`")
-    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         names = {key.name for key in key_definitions(connection)}
         for each in given:
             if each.by not in names:
@@ -279,7 +278,7 @@ def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Exp
         vhost: As for `add_expectations`.
     """
     checked_name("vhost", vhost)
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         return _stored(connection, vhost)
 
 
@@ -296,7 +295,7 @@ def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") ->
     """
     checked_name("name", name)
     checked_name("vhost", vhost)
-    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         if connection.execute(_REMOVE, {"vhost": vhost, "name": name}).rowcount == 0:
             raise not_defined(name, vhost)
 

@@ -190,13 +190,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message of the tree.
+    """A message of the tree: its index, its distance from the top of its branch, and its connection with the one above.
 
-    Attributes:
-        message: Its index among the messages.
-        depth: Its distance from the top of its branch, 0 for the top.
-        kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value of this connection; None at depth 0 if the conversation starts at a value.
+    `kind`: `SAME`, `CAUSED` or `CAUSE`. `key`: None at depth 0 if the conversation starts at a value.
     """
 
     message: int
@@ -211,13 +207,9 @@ Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The messages that one value connects with the start.
+    """The messages that one value connects with the start: `stems` are those that it connects directly, by time.
 
-    Attributes:
-        kind: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value; None if the conversation starts at this value.
-        stems: The directly connected messages, ordered by time, each with the rows below it.
-        count: Number of messages in the branch.
+    `kind`: `SAME`, `CAUSED` or `CAUSE`. `key`: None if the conversation starts at this value.
     """
 
     kind: str
@@ -228,12 +220,6 @@ class Branch:
 
 class Tree:
     """A conversation as a tree: each message once, on the shortest path from the start.
-
-    Args:
-        messages: The messages, ordered by time, each with `stream`, `offset` and `time`.
-        hops: Each message's distance from the start, 0 for the start.
-        edges: Links from causes to effects.
-        shared: Values that messages share.
 
     Attributes:
         starts: Indices of the messages at which the conversation starts; empty if it starts at a value.
@@ -312,7 +298,9 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
             unreachable += queue
         for number in queue:
             for link in [each for each in links_of[number] if each not in followed]:
-                kind, others = _connected_by(link, number)
+                is_whole = link.kind == SAME or number == link.messages[0]
+                # Effects of the same cause are connected only through the cause.
+                kind, others = (link.kind, link.messages) if is_whole else (CAUSE, link.messages[:1])
                 if kind != CAUSE:
                     followed.add(link)
                 new = [each for each in dict.fromkeys(others) if each not in found]
@@ -320,14 +308,6 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
                 below.setdefault(number, []).extend(Row(each, 0, kind, link.key) for each in new)
                 queue += new
     return below, unreachable
-
-
-def _connected_by(link: Link, number: int) -> tuple[str, tuple[int, ...]]:
-    """Return how a link connects one of its messages with others, and the other messages."""
-    if link.kind == SAME or number == link.messages[0]:
-        return link.kind, link.messages
-    # Effects of the same cause are connected only through the cause.
-    return CAUSE, link.messages[:1]
 
 
 def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:

@@ -163,6 +163,20 @@ def test_a_stream_that_is_forgotten_meanwhile_proves_nothing_missing(shop: Shop)
     assert not shop.missing(10).missing
 
 
+def test_a_key_that_is_defined_anew_meanwhile_proves_nothing_missing(shop: Shop) -> None:
+    """After a key was removed, whose rows are then pruned, what was known for it does not prove that none followed."""
+    shop.order(("a", BASE_US))
+    shop.pay(("a", BASE_US))
+    shop.record()
+    with Relations(shop.place.amqp, shop.place.database) as relations:
+        (key,) = relations.keys()
+        before = known(relations._catalog, shop.payments, (key.key_id, TIME))
+        remove_key(shop.place.engine, key.name)
+        add_keys(shop.place.engine, [key])
+        with pytest.raises(KeyNotDefined):
+            still(relations._catalog, before, key)
+
+
 def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: str) -> None:
     """A stream that does not retain the span proves nothing of it, whatever rows there are."""
     said = [(f"z{n % 100}", BASE_US + n * SECOND) for n in range(400)]
@@ -191,6 +205,9 @@ def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
     shop.order(("a", BASE_US))
     shop.record()
     assert add_expectations(database, [paid, paid]) == [paid, paid]
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match="must be an"):
+        add_expectations(database, wrong)
     for other, said in ((shop.expects(11), "is already defined"), (shop.expects(10, 0), "clocks may differ by 1 s")):
         with pytest.raises(InvalidInput, match=said):
             add_expectations(database, other)

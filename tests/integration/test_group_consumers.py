@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import psycopg
@@ -181,6 +182,33 @@ def test_a_view_older_than_a_stream_ends_no_state(
     monkeypatch.setattr("relatum_consumer.groups._finding.coverage_by_stream", and_another_member)
     assert given(relations, None) == []
     assert given(relations, None) == []
+    assert states(place) == {1: "done"}
+
+
+@pytest.mark.parametrize(("step", "is_found"), [("coverage_by_stream", False), ("scanned_of", True)])
+def test_a_stream_newer_than_a_view_costs_no_group(
+    place: Place, relations: Relations, streams: list[str], monkeypatch: pytest.MonkeyPatch, step: str, is_found: bool
+) -> None:
+    """A group that begins in a stream which is recorded during this member's scan is given, whoever finds it."""
+    first, second, _ = streams
+    place.put(b"before", to=first)
+    place.record(first)
+
+    def and_another_member(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        place.put(of_group(1, 1), to=second)
+        place.record(second)
+        with Relations(place.amqp, place.database) as others:
+            assert given(others, None) == []
+            place.put(of_group(1, 2, last=True), to=first)
+            place.record(first)
+            if is_found:
+                with others.groups(None, consumer="billing") as groups:
+                    assert next(groups).group_id == group_id(1)
+        return resolve_name(f"relatum_consumer.groups._finding:{step}")(*arguments)
+
+    monkeypatch.setattr(f"relatum_consumer.groups._finding.{step}", and_another_member)
+    assert given(relations, None) + given(relations, None) == ids(1)
     assert states(place) == {1: "done"}
 
 
@@ -451,8 +479,9 @@ async def test_a_group_given_too_often_becomes_dead_letters(
 def test_duplicates_by_policy(place: Place, relations: Relations) -> None:
     """A consumer takes the first message of a number, unless duplicates are an error."""
     place.put_recorded(of_group(1, 1), *whole_group(1, 2))
-    with pytest.raises(GroupConflict, match="same number"):
-        given(relations, place.stream, on_duplicate="raise")
+    for on_conflict in ("raise", "skip"):
+        with pytest.raises(GroupConflict, match="same number"):
+            given(relations, place.stream, on_duplicate="raise", on_conflict=on_conflict)
     with relations.groups(place.stream, consumer="billing") as groups:
         (group,) = groups
     assert [message.offset for message in group] == [0, 2]

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
+from pkgutil import resolve_name
 from typing import Any
 
 import pika
@@ -21,11 +22,12 @@ from relatum.errors import (
     NothingRecorded,
     OffsetExpired,
     StreamNotFound,
+    StreamReplaced,
 )
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus, Membership
 from relatum.reading import StreamReader
-from relatum.recording import prune
+from relatum.recording import forget, prune
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
@@ -251,6 +253,38 @@ def test_a_group_s_position_says_where_to_go_on(
     assert relations.group_position(group_id(3)).next_sequence == 1
     if not is_recorded:
         assert relations.group_position(group_id(1), complete=False).next_sequence == 1
+
+
+@pytest.mark.differs
+def test_a_group_is_found_beside_a_stream_that_is_not_the_recorded_one(place: Place, streams: list[str]) -> None:
+    """If no stream is named, a stream that was declared again is left out, and makes a position unproven."""
+    place.put(of_group(1, 1), to=streams[0])
+    place.record(streams[0])
+    place.put_recorded(b"before")
+    place.declare_again()
+    place.put(b"after")
+    for ask in (lambda each: each.group_position(group_id(1)), lambda each: each.group(group_id(1)).position):
+        with Relations(place.amqp, place.database) as relations:
+            position = ask(relations)
+            assert (position.contiguous, position.is_proven) == (1, False)
+    with Relations(place.amqp, place.database) as relations:
+        assert [each.group_id for each in relations._newest_groups().groups] == ids(1)
+
+
+def test_a_stream_that_is_forgotten_meanwhile_hides_no_group(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If rows are deleted while groups are found, the iteration ends with an error, not as if these were all."""
+    place.put_recorded(*whole_group(1, 2))
+
+    def after_forget(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        forget(place.database, [place.stream])
+        return resolve_name("relatum_consumer.groups._finding:batches")(*arguments)
+
+    monkeypatch.setattr("relatum_consumer.groups._finding.batches", after_forget)
+    with pytest.raises(StreamReplaced):
+        list(relations.groups(place.stream))
 
 
 def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(

@@ -9,6 +9,7 @@ import pytest
 
 from relatum import Broker, MessageId
 from relatum.errors import (
+    InvalidInput,
     InvalidRelationshipKey,
     KeyNotDefined,
     NothingRecorded,
@@ -54,6 +55,10 @@ def test_all_messages_that_share_a_key_are_found_and_never_the_message_itself(
     assert relations.related(message, to=other_stream).ids == ((other_stream, 0),)
     assert relations.related(message, to=[place.stream], by="host").ids == ((place.stream, 2),)
     assert relations.related(message, by=["host", "order_id"]).hits[0].keys == ("host", "order_id")
+    wrong: Any
+    for wrong in (5, "ab", [5], [("s",)]):
+        with pytest.raises(InvalidInput):
+            list(relations.read_many(wrong))
     results = list(relations.read_many([(place.stream, 2), (place.stream, 7), (other_stream, 0)]))
     assert [getattr(each, "body", type(each)) for each in results] == [b"order", OffsetNotFound, b"order"]
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +50,15 @@ def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:
     assert str(nothing.status) == "absent"
     with pytest.raises(AttributeError):
         nothing.status = Status.FOUND  # type: ignore[misc]
+
+
+def test_an_answer_says_what_holds_and_what_to_run() -> None:
+    """An unproven answer with messages does not deny them; a command names each stream as a shell takes it."""
+    assert Answer(Status.UNPROVEN, (Hit(message(1)),)).words != Answer(Status.UNPROVEN).words
+    behind = Answer(Status.NOT_RECORDED_YET, unrecorded_streams=("it's", "b"))
+    assert shlex.split(behind.explanation.rpartition(": ")[2]) == ["relatum", "record", "it's", "b"]
+    gone = Answer(Status.DELETED, deleted=(MessageId("it's", 1),))
+    assert shlex.join(["relatum", "forget", "it's"]) in gone.explanation
 
 
 ranges = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)

@@ -16,7 +16,7 @@ from relatum.common.waiting import Deadline, within
 from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, ReaderStatistics, SharedReader, StreamBounds
-from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union, still
+from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union
 from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Matches
 from relatum_consumer.lookups.by_key import sought
@@ -245,16 +245,6 @@ def test_a_stream_is_known_from_its_beginning_on() -> None:
     assert _low((0, 0), 2, 50, None) == 50
     assert _low((3, 9), 1, 50, 70) == 70
     assert _low((3, 9), 1, 50, None) > INTEGER_MAX - 2
-
-
-@pytest.mark.parametrize(("key_id", "spans"), [(1, ((ALWAYS, 100),)), (2, ())])
-def test_a_key_that_was_defined_anew_proves_nothing(key_id: int, spans: tuple[tuple[int, int], ...]) -> None:
-    """Spans stay known only while the key has its id and the stream retains what it did."""
-    rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None, False)]
-    reader: Any = _Broker()
-    servers = Servers(lambda _, given: [] if "vhost" in given else rows, lambda: reader)
-    found = still(Catalog(servers, "/"), of_spans((ALWAYS, 100)), KeyDefinition("order_id", key_id=1))
-    assert found.spans == spans
 
 
 def message(offset: int, size: int = 10, stream: str = "s") -> Message:

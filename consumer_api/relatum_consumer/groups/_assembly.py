@@ -8,6 +8,7 @@ import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -23,7 +24,7 @@ from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
 from relatum.store.rows import array_text
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.proof import Evidence, Uncovered, evidence
+from relatum_consumer.lookups.proof import Evidence, evidence
 from relatum_consumer.lookups.servers import Servers
 
 logger = logging.getLogger("relatum.groups")
@@ -60,21 +61,9 @@ def named(rows: Iterable[Row]) -> list[Member]:
 
 stream_and_offset: Final = itemgetter(3, 4)
 
-
-class Place(NamedTuple):
-    """A message's position in the order of arrival across streams.
-
-    `reached_us` is the latest time in the message's stream up to the message. So a stream's messages are ordered by
-    offset, regardless of their times, and streams are merged by time.
-    """
-
-    reached_us: int
-    stream: str
-    offset: int
-
-
-NEVER_US: Final = INTEGER_MIN
-"""`reached_us` if no message of the stream up to this one has a time; sorts before all times."""
+Place: TypeAlias = tuple[int, str, int]
+"""A message's position in the order of arrival across streams: the latest time in its stream up to the message, stream
+and offset. So a stream's messages are ordered by offset, regardless of their times, and streams are merged by time."""
 
 
 class Clock:
@@ -84,12 +73,12 @@ class Clock:
         self._reached: dict[str, int] = {}
 
     def place(self, row: Row) -> Place:
-        """Return the place of a stream's next message. Without a time, its `reached_us` is the previous one."""
+        """Return the place of a stream's next message. Without a time, it has the time of the previous one."""
         _, _, _, stream, offset, time_us = row
-        reached = self._reached.get(stream, NEVER_US)
+        reached = self._reached.get(stream, INTEGER_MIN)
         if time_us is not None and time_us > reached:
             self._reached[stream] = reached = time_us
-        return Place(reached, stream, offset)
+        return reached, stream, offset
 
 
 def in_arrival(rows: Iterable[Row]) -> list[Row]:
@@ -101,10 +90,7 @@ def in_arrival(rows: Iterable[Row]) -> list[Row]:
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
-    """Return one row for each stream and offset.
-
-    If a message's row was read from the table and also made from the message, their times may differ.
-    """
+    """Return one row for each message: its row in the table and one made from the message may differ in the time."""
     return list({stream_and_offset(row): row for row in rows}.values())
 
 
@@ -113,8 +99,6 @@ class Assembled:
     """A group, assembled from its rows.
 
     Attributes:
-        group_id: The group's id.
-        position: The group's progress and anomalies.
         rows: The retained rows in the requested order, one for each number: the first that arrived.
         duplicates: Later rows with the same numbers, in the order of arrival.
         expired: Rows of messages that retention has dropped, in the order of arrival.
@@ -134,7 +118,7 @@ class Assembled:
     @property
     def retained(self) -> tuple[Row, ...]:
         """The rows whose messages are retained, in the order of reading: duplicates last."""
-        return self.rows + self.duplicates if self.duplicates else self.rows
+        return self.rows + self.duplicates
 
     @property
     def is_complete(self) -> bool:
@@ -151,10 +135,7 @@ class Assembled:
 def assemble(
     group_id: str, rows: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """Assemble a group from its rows, which are in any order and without repetitions.
-
-    `floors`: The first retained offset of each stream; None: nothing has expired.
-    """
+    """Assemble a group from its rows, in any order. `floors`: The first retained offsets; None: nothing has expired."""
     arrived = in_arrival(rows)
     expired = [row for row in arrived if row[4] < floors.get(row[3], 0)] if floors else []
     if expired and floors:
@@ -175,13 +156,8 @@ def assemble(
     )
 
 
-# --- a view of the table and the streams ----------------------------------------------------------------------
-
 UNRECORDED_MEMBERS_MAX: Final = 500_000
 """Maximum number of unrecorded members in memory, 200 bytes each; if there are more, no recorder or back-fill runs."""
-
-GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
-"""Number of characters in a group's id."""
 
 _LOW: Final = "wanted.group_id || '|' COLLATE \"C\""
 _HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
@@ -196,7 +172,7 @@ MEMBERS: Final = sql(
     FROM unnest(:group_ids::text[]) AS wanted (group_id)
     CROSS JOIN LATERAL (
       SELECT
-        array_agg(substr(r.value, {GROUP_ID_LENGTH + 2})) AS places, array_agg(r.stream_id) AS stream_ids,
+        array_agg(substr(r.value, {2 * GROUP_ID_BYTES + 2})) AS places, array_agg(r.stream_id) AS stream_ids,
         array_agg(r.stream_offset) AS stream_offsets, array_agg(r.time_us) AS times_us
       FROM relatum.relationships r
       WHERE r.key_id = :key_id::smallint AND r.value >= {_LOW} AND r.value < {_HIGH}
@@ -226,10 +202,8 @@ ROWS_BETWEEN: Final = sql(
     ORDER BY r.stream_offset
     """
 )
-"""Selects the rows of a key in one stream from offset `low` to before `high`, by offset: value, offset, time.
-
-With `firsts_only`, it selects only rows with number 1.
-"""
+"""Selects the rows of a key in one stream from offset `low` to before `high`, by offset: value, offset, time. With
+`firsts_only`, it selects only rows with number 1."""
 
 
 @dataclass(slots=True)
@@ -237,8 +211,7 @@ class View:
     """The streams to read, each up to an offset.
 
     For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `stops` the end of
-    the view, exclusive. `gaps` are the retained ranges that are not recorded, and `unrecorded_groups` their members.
-    `evidence` is what the view is based on; None for a view of the table.
+    the view, exclusive. `unrecorded_groups` are the members in the retained ranges that are not recorded.
     """
 
     servers: Servers
@@ -246,8 +219,6 @@ class View:
     numbers: dict[str, int]
     floors: dict[str, int]
     stops: dict[str, int]
-    gaps: tuple[Uncovered, ...] = ()
-    evidence: Evidence | None = None
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
     _unrecorded: list[Member] = field(default_factory=list)
 
@@ -262,10 +233,10 @@ class View:
         found: list[Member] = []
 
         def consider(message: Message) -> None:
-            member = _member_of(message)
-            if member is None or group_id not in (None, member.group_id):
+            place = membership(message.headers)
+            if place is None or group_id not in (None, place.group_id):
                 return
-            found.append(member)
+            found.append(Member(*place, message.stream, message.offset, message.time_us))
             if len(found) > UNRECORDED_MEMBERS_MAX:
                 raise InvalidInput(
                     f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
@@ -318,18 +289,11 @@ class View:
         return groups
 
 
-def _member_of(message: Message) -> Member | None:
-    """Return a message as a member of its group; None if it has no group."""
-    place = membership(message.headers)
-    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
-
-
 def group_key(catalog: Catalog) -> int:
     """Return the id of the key that finds groups."""
-    try:
+    definition = None
+    with suppress(KeyNotDefined):
         definition = catalog.definition(GROUP_KEY.name)
-    except KeyNotDefined:
-        definition = None
     if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
         raise KeyNotDefined(
             f"groups need the key {GROUP_KEY.name!r}, which is not defined, or is defined differently: "
@@ -341,8 +305,8 @@ def group_key(catalog: Catalog) -> int:
     return definition.key_id
 
 
-def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
-    """Return a view of the streams at this moment. `complete` also reads retained messages that are not recorded."""
+def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> tuple[View, Evidence]:
+    """Return a view of the streams at this moment, and its evidence. `complete` also reads what is not recorded."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
@@ -354,20 +318,18 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
         {stream.name: stream.stream_id for stream in known.recorded if stream.name in known.ends},
         {stream: ends.first or 0 for stream, ends in known.ends.items()},
         {stream: ends.end for stream, ends in known.ends.items()},
-        tuple(known.uncovered),
-        known,
     )
     if complete:
         view.add_unrecorded(known)
         for stream in sorted(known.unproven):
             text = "the stream %r may have more messages: its leader is unreachable, or a batch cannot be unpacked"
             logger.warning(text, stream)
-        return view
+        return view, known
     # End each stream where its last recorded range ends.
-    for gap in reversed(view.gaps):
+    for gap in reversed(known.uncovered):
         if gap.stop >= view.stops[gap.stream]:
             view.stops[gap.stream] = gap.start
-    return view
+    return view, known
 
 
 def warn_left_out(found: UnreadableStream) -> None:

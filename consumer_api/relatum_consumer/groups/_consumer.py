@@ -53,7 +53,6 @@ ADD: Final = sql(
       :start_stream_id::int
     )
     ON CONFLICT DO NOTHING
-    RETURNING consumer_id
     """
 )
 """Adds a consumer, unless one of that name exists."""
@@ -152,9 +151,6 @@ class SharedGroupsStatistics:
     held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups claimed and not acknowledged")]
 
 
-# --- claims ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Claim:
     """A group claimed by this member."""
@@ -196,9 +192,8 @@ CLAIM: Final = sql(
     RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
     """
 )
-"""Claims the first `limit` ready groups.
-
-Returns rows, unordered: group id, the claim's number, how often the group was delivered, rank, stream id, first offset.
+"""Claims the first `limit` ready groups. Returns rows, unordered: group id, the claim's number, how often the group was
+delivered, rank, stream id, first offset.
 
 A group whose lease has expired is ready, too, and so is a group of this holder that is not in `held`: an earlier
 process of that name claimed it, or the response to the statement was lost.
@@ -242,9 +237,7 @@ END: Final = sql(
     """
 )
 """Ends a claim by setting the group's state: "done", "dead", "ready" for any member, or "open" (incomplete again).
-
-Returns no row if the claim was lost.
-"""
+Returns no row if the claim was lost."""
 
 
 class Claims:

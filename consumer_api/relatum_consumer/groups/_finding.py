@@ -32,7 +32,7 @@ from relatum_consumer.groups._assembly import (
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, StartPosition
 from relatum_consumer.groups._reading import Group, deliver
-from relatum_consumer.lookups.catalog import Catalog, replaced
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
@@ -48,18 +48,16 @@ GROUPS_AT_ONCE: Final = 2_048
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
-    view = present_view(catalog, options.names, complete=options.complete)
+    view, known = present_view(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
+    known.check_present(catalog, options.names, [view.key_id])
     if options.follow:
         yield from _completed_later(catalog, view, options)
 
 
 def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
-    """Yield the present groups in their order, complete or not, in batches; each batch is read in one pass.
-
-    A group's size is unknown until its rows are queried, so several queries fill a batch.
-    """
+    """Yield the present groups in their order, complete or not, in batches, each of which is read in one pass."""
     start_position = StartPosition.of(options.start)
     candidates = _candidates(view, options, start_position.offset)
     batch: list[Assembled] = []
@@ -84,10 +82,7 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
 
 
 def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
-    """Yield the rows that may be the head of a group, in the order of arrival.
-
-    In logical order these are the rows with number 1, in physical order all rows.
-    """
+    """Yield the rows that may be a group's head, in the order of arrival: in logical order, those with number 1."""
     clock, firsts_only = Clock(), options.order == "logical"
 
     def of_stream(stream: str) -> Iterator[tuple[Place, Row]]:
@@ -97,9 +92,6 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
                 yield clock.place(row), row
 
     return (row for _, row in heapq.merge(*map(of_stream, sorted(view.stops))))
-
-
-# --- following --------------------------------------------------------------------------------------------
 
 
 class IdleBackoff:
@@ -139,7 +131,7 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
                 high = min(end, low + WINDOW_OFFSETS)
                 touched = view.between(stream, low, high)
                 view.stops[stream] = high
-                found = sorted(_completed(view, touched, stream, low, options), key=_place)
+                found = [group for _, group in sorted(_completed(view, touched, stream, low, options))]
                 if found:
                     yield from deliver(catalog.servers, found, options)
                     idle.begin()
@@ -168,24 +160,19 @@ def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_ou
     return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
 
 
-def _completed(view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions) -> Iterator[Assembled]:
-    """Yield the groups that are complete now, and were not complete without the stream's messages from `low` on."""
+def _completed(
+    view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions
+) -> Iterator[tuple[Place, Assembled]]:
+    """Yield the groups that are complete now, and were not without the stream's messages from `low` on."""
     start_position = StartPosition.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
-        if group.was_complete and start_position.admits(group.head):
+        if group.was_complete and group.head is not None and start_position.admits(group.head):
             before = [row for row in rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
-                yield group
+                yield Clock().place(group.head), group
 
-
-def _place(group: Assembled) -> Place:
-    assert group.head is not None, "it was admitted"
-    return Clock().place(group.head)
-
-
-# --- a consumer's groups ------------------------------------------------------------------------------------
 
 SCAN_OFFSETS: Final = 8_192
 """Offsets of a stream in one window of a scan. If each message is of a different group, one statement stores as many
@@ -196,13 +183,15 @@ SCAN_GROUPS: Final = 500
 
 
 class UnscannedRange(NamedTuple):
-    """A part of a stream, from `start` to before `stop`, that is recorded and not scanned."""
+    """A part of a stream, from `start` to before `stop`, that is recorded and not scanned.
+
+    `coverage_id`: The coverage's row that contains it, and must still exist when it is stored as scanned. `grows`: The
+    start of the scanned range that ends at `start` and is extended by this part; without one, `start`.
+    """
 
     stream_id: int
     coverage_id: int
-    """The row of the coverage that contains the part; it must still exist when the part is stored as scanned."""
     grows: int
-    """The start of the scanned range that ends at `start` and is extended by this part; without one, `start`."""
     start: int
     stop: int
 
@@ -273,9 +262,8 @@ STORE_WINDOW: Final = sql(
     SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved
     """
 )
-"""Stores a window as scanned, and the states of its groups.
-
-Returns one row: the number of windows stored, 1 or 0, and whether the consumer exists.
+"""Stores a window as scanned, and the states of its groups. Returns the number of windows stored, 1 or 0, and whether
+the consumer exists.
 
 `moved` is the scanned range with the window: a new one, or the one that ended where the window begins. Nothing is
 written if another member has scanned from `expected` on, if the coverage's row `coverage_id` no longer contains the
@@ -300,17 +288,24 @@ class Scanner:
         """Return a stream's name as of the last scan; None if the stream was deleted or declared again."""
         return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
 
+    def refresh(self) -> Sequence[PresentStream]:
+        """Read which streams are recorded now, for the view. It has no end: it includes all rows that exist."""
+        key_id = group_key(self._catalog)
+        # A window is scanned once, so the view must not leave out a stream: its groups would never be complete.
+        present = self._catalog.streams(self._consumer.names, even_replaced=True)
+        self._view = View.of_table(self._catalog.servers, key_id, present)
+        return present
+
     def run(self) -> None:
         """Scan the streams up to the end of their recorded parts."""
         began = time.monotonic()
-        key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
-        # A window is scanned once, so the view must not leave out a stream: its groups would never be complete.
-        present = self._catalog.streams(self._consumer.names, even_replaced=True)
-        # The view has no end: it includes all rows that exist when they are queried.
-        self._view = View.of_table(self._catalog.servers, key_id, present)
+        present = self.refresh()
         rows = coverage_by_stream(self._catalog.servers, present)
-        scanned = scanned_of(self._catalog.servers, self._consumer, self._view.numbers.values())
+        # A view that is older than the coverage may lack a stream with messages of the groups that are scanned.
+        self.refresh()
+        key_id = self._view.key_id
+        scanned = scanned_of(self._catalog.servers, self._consumer, [stream.stream_id for stream in present])
         for stream in present:
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
             for unscanned in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
@@ -359,12 +354,9 @@ class Scanner:
                 outside.append(group.group_id)
             else:
                 state = "ready" if group.is_complete else "open"
-                rows.append((self._rank(first), first.offset, number, state, group.group_id))
+                is_only_stream = self._consumer.names == [first.stream]
+                rank = first.offset if is_only_stream else INTEGER_MAX if first.time_us is None else first.time_us
+                rows.append((rank, first.offset, number, state, group.group_id))
         names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
         columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
         return columns | {"consumer_id": self._consumer.consumer_id, "outside": outside}
-
-    def _rank(self, first: Member) -> int:
-        if self._consumer.names == [first.stream]:
-            return first.offset
-        return INTEGER_MAX if first.time_us is None else first.time_us

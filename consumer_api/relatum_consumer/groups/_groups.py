@@ -128,8 +128,6 @@ class GroupMethods(OneGroupMethods):
     _address: BrokerAddress
     _shared_groups: "WeakSet[SharedGroups]"
 
-    # --- many groups --------------------------------------------------------------------------------------
-
     @overload
     def groups(
         self, streams: Names = None, *, consumer: None = None, **options: Unpack[GroupArguments]
@@ -200,8 +198,6 @@ class GroupMethods(OneGroupMethods):
     ) -> Generator[Group | Pause, None, None]:
         """Like `groups`, but also yields pauses, during which the caller sleeps."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
-
-    # --- sharing groups -----------------------------------------------------------------------------------
 
     @lookup
     def group_consumers(self) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from relatum.common.checks import checked_count, checked_name, checked_seconds
+from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
 from relatum.keys import moment
@@ -18,7 +18,6 @@ from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, named, present_view
-from relatum_consumer.groups._options import check_order
 from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
@@ -39,9 +38,6 @@ _ROUNDS = 5
 
 _AFTER_ALL_IDS = "g"
 """Sorts after all ids, which are hexadecimal digits."""
-
-
-# --- one group --------------------------------------------------------------------------------------------
 
 
 def assembled(
@@ -74,15 +70,12 @@ def assembled(
 
 def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
     """Return the first retained offset of each stream that has members."""
-    floors: dict[str, int] = {}
-    streams = sorted({row[3] for row in rows})
-    for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
-        if bounds is None:
-            floors[stream] = INTEGER_MAX
-        else:
-            # If this user may not read the stream, rely on the table.
-            floors[stream] = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else 0
-    return floors
+    found = all_ends(servers, sorted({row[3] for row in rows}), is_named=is_named)
+    # If this user may not read the stream, rely on the table.
+    return {
+        stream: floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else INTEGER_MAX if bounds is None else 0
+        for stream, bounds in found.items()
+    }
 
 
 def position_of(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
@@ -106,7 +99,9 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
     return as_group(replace(found, position=replace(found.position, **searched)), messages)
 
 
-# --- many groups, as reports ------------------------------------------------------------------------------
+def _position(catalog: Catalog, group_id: str, names: _Names, *, complete: bool) -> GroupPosition:
+    found, searched = assembled(catalog, group_id, names, complete=complete)
+    return replace(position_of(catalog.servers, found, is_named=names is not None), **searched)
 
 
 # The separator sorts after all digits. With it, the bound sorts after the longer ids that begin with this id, which
@@ -187,8 +182,7 @@ def _candidates(view: View, before: int) -> list[str]:
 
 
 def _times(found: Assembled) -> list[int]:
-    members = named((*found.retained, *found.expired))
-    return [member.time_us for member in members if member.time_us is not None]
+    return [row[5] for row in (*found.retained, *found.expired) if row[5] is not None]
 
 
 def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
@@ -231,7 +225,7 @@ class OneGroupMethods:
             return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
 
     def _incomplete_groups(self, names: tuple[str, ...] | None, before: int, *, complete: bool) -> list[GroupReport]:
-        view = present_view(self._catalog, names, complete=complete)
+        view, known = present_view(self._catalog, names, complete=complete)
         ids = iter(_candidates(view, before))
         reports: list[GroupReport] = []
         while part := list(islice(ids, _IDS_AT_ONCE)):
@@ -243,8 +237,6 @@ class OneGroupMethods:
                 is_sound = not found.rows or (found.is_complete and found.flaw is None)
                 if not is_sound and (not times or min(times) < before):
                     reports.append(_report(self._catalog.servers, found, is_named=names is not None))
-        known = view.evidence
-        assert known is not None, "it is a view of the present"
         known.check_present(self._catalog, names, [view.key_id])
         is_proven = complete and not (known.unproven or known.unreadable_streams)
         reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
@@ -268,7 +260,7 @@ class OneGroupMethods:
         Raises:
             InvalidGroup: the id is invalid.
         """
-        check_order(order)
+        checked_choice("order", order, get_args(GroupOrder))
         names = names_of("streams", streams)
         attempt = partial(_group, self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
         return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
@@ -316,23 +308,23 @@ class OneGroupMethods:
             InvalidGroup: the id is invalid.
         """
         names = names_of("streams", streams)
-        found, searched = assembled(self._catalog, checked_group_id(group_id), names, complete=complete)
-        return replace(position_of(self._catalog.servers, found, is_named=names is not None), **searched)
+        attempt = partial(_position, self._catalog, checked_group_id(group_id), names, complete=complete)
+        return retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
 
     @lookup
     def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
         """Return a page of recorded groups, complete or not, for the web page; the newest groups first.
 
-        It reads only the index: a page costs the same for a thousand groups and for a billion. The order is that of
-        ids, which begin with the creation time. `before` is `next` of the previous page. A `limit` of 0 returns only
-        the unrecorded ranges. A page may have fewer groups than `limit` although there is a next page.
+        It reads only the index, in the order of ids, which begin with the creation time. `before` is `next` of the
+        previous page. A `limit` of 0 returns only the unrecorded ranges. A page may be short although another follows.
         """
         names = names_of("streams", streams)
         most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
         bound: str | None = _AFTER_ALL_IDS if before is None else checked_name("before", before)
-        view = present_view(self._catalog, names, complete=False)
+        attempt = partial(present_view, self._catalog, names, complete=False)
+        view, known = retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
         if not most:
-            return GroupPage((), before, view.gaps)
+            return GroupPage((), before, tuple(known.uncovered))
         reports: list[GroupReport] = []
         # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may be short.
         for _ in range(_ROUNDS):
@@ -348,4 +340,4 @@ class OneGroupMethods:
             bound = ids[-1] if len(ids) == wanted else None
             if bound is None or len(reports) == most:
                 break
-        return GroupPage(tuple(reports), bound, view.gaps)
+        return GroupPage(tuple(reports), bound, tuple(known.uncovered))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
+from typing import Final, Literal, TypeAlias, TypedDict, get_args
 
 from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.common.limits import INTEGER_MAX
@@ -116,7 +116,7 @@ class GroupOptions:
     on_conflict: OnConflict = "raise"
 
     def __post_init__(self) -> None:
-        check_order(self.order)
+        checked_choice("order", self.order, get_args(GroupOrder))
         checked_choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.consumer is not None and not self.complete:
@@ -134,10 +134,6 @@ class GroupOptions:
             raise InvalidInput("start= takes an offset only if you name one stream: use a datetime for several streams")
 
 
-def check_order(order: Any) -> None:
-    checked_choice("order", order, get_args(GroupOrder))
-
-
 @dataclass(frozen=True, slots=True)
 class StartPosition:
     """Where reading begins; groups with an earlier place are left out."""
@@ -149,9 +145,7 @@ class StartPosition:
     def of(cls, start: GroupStart) -> "StartPosition":
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
-    def admits(self, head: Row | None) -> bool:
+    def admits(self, head: Row) -> bool:
         """Whether a group with this head is read."""
-        if head is None:
-            return False
         *_, offset, time_us = head
         return offset >= self.offset and (self.since_us is None or (time_us is not None and time_us >= self.since_us))

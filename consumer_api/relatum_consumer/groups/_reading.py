@@ -117,8 +117,6 @@ class GroupPage:
     unrecorded: tuple[Uncovered, ...] = ()
 
 
-# --- reading ------------------------------------------------------------------------------------------------
-
 READ_RETRIES: Final = 1
 """Retries on a new connection: the broker may close the connection while the caller handles the groups."""
 
@@ -153,10 +151,7 @@ def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions
 def read_groups(
     servers: Servers, groups: Sequence[Assembled], options: GroupOptions, *, is_named: bool
 ) -> Generator[Group | GroupConflict | None, None, None]:
-    """Yield for each group, in order: the group, the conflict that prevents its delivery, or None if it is incomplete.
-
-    All groups are read in one pass. `is_named`: A deleted stream raises an error.
-    """
+    """Yield for each group the group, the conflict that prevents its delivery, or None if it is incomplete."""
     sound = [group for group in groups if group.is_complete and group.flaw is None]
     with closing(read_on(servers, [row for group in sound for row in group.retained])) as reading:
         for group in groups:
@@ -175,10 +170,7 @@ def read_groups(
 
 
 def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
-    """Yield for each row, from one batched read, the message or the error that says why there is none.
-
-    If the connection is lost, the read continues on a new connection.
-    """
+    """Yield for each row its message, or the error that says why there is none; if need be, on a new connection."""
     index = failures = 0
     while index < len(rows):
         ids = (row[3:5] for row in islice(rows, index, None))
@@ -196,10 +188,7 @@ def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | Relatu
 def read_group(
     reading: Iterator[Message | RelatumError], group: Assembled, order: GroupOrder, *, is_named: bool
 ) -> tuple[Assembled, list[Message]]:
-    """Take the messages of the group's `retained` rows from `reading`, and check each; return group and messages.
-
-    If retention has dropped a message since the stream's first offset was queried, the group is assembled anew.
-    """
+    """Take the messages of the group's `retained` rows from `reading`; if some have expired, assemble it anew."""
     messages: list[Message] = []
     floors: dict[str, int] = {}
     for row, found in zip(group.retained, islice(reading, len(group.retained)), strict=True):
@@ -219,10 +208,7 @@ def read_group(
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
-    """Return a `Group` from an assembled group and the messages of its `retained` rows.
-
-    Copies that an exchange routed to several streams, which have the same `message_id`, are not duplicates.
-    """
+    """Return a `Group` of the messages of its `retained` rows. Copies that an exchange routed are not duplicates."""
     count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position
     duplicates = without_copies(chosen, messages[count:]) if len(messages) > count else ()
@@ -262,11 +248,7 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
 
 
 def check(row: Row, message: Message) -> None:
-    """Check that a message matches its row.
-
-    Raises:
-        StreamReplaced: the message does not match, so the stream is not the recorded one.
-    """
+    """Check that a message matches its row; if not, the stream is not the recorded one: raise `StreamReplaced`."""
     if _matches(row, message):
         return
     *_, stream, offset, recorded_us = row

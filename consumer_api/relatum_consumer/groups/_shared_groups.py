@@ -140,31 +140,30 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Return the next group, a pause if no group is ready, or None at the end."""
         # The lock is for asyncio: the thread of a cancelled task may still run.
         with self._take_lock:
-            return None if self._claims.is_closed else self._next_or_pause()
-
-    def _next_or_pause(self) -> SharedGroup | Pause | None:
-        if self._keeper is None:
-            every_s = renewal_s(self._consumer.lease_s)
-            self._keeper = PeriodicThread(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
-        is_end = not self._options.follow or self._idle.is_over
-        try:
-            found = self._next()
-        except (Transient, StreamReplaced) as error:
-            # With follow=True, the member waits until the servers are available, or a recorder has repaired the record.
-            if not self._options.follow or has_passed():
-                raise
-            self._outages.failed(self._label, error)
-            found = None
-        else:
-            self._outages.over(self._label)
-        if found is None and not is_end:
-            return self._idle.pause()
-        if found is None and not self._claims.held:
-            self.close()
-        if isinstance(found, SharedGroup):
-            self._counts["given"] += 1
-            self._counts["redelivered"] += found.deliveries > 1
-        return found
+            if self._claims.is_closed:
+                return None
+            if self._keeper is None:
+                every_s = renewal_s(self._consumer.lease_s)
+                self._keeper = PeriodicThread(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
+            is_end = not self._options.follow or self._idle.is_over
+            try:
+                found = self._next()
+            except (Transient, StreamReplaced) as error:
+                # With follow=True, the member waits for the servers, or for a recorder to repair the record.
+                if not self._options.follow or has_passed():
+                    raise
+                self._outages.failed(self._label, error)
+                found = None
+            else:
+                self._outages.over(self._label)
+            if found is None and not is_end:
+                return self._idle.pause()
+            if found is None and not self._claims.held:
+                self.close()
+            if isinstance(found, SharedGroup):
+                self._counts["given"] += 1
+                self._counts["redelivered"] += found.deliveries > 1
+            return found
 
     def _put_back(self, found: SharedGroup | Pause | None) -> None:
         """Put a group back at the front, because the caller was cancelled before it received the group."""
@@ -176,8 +175,8 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def statistics(self) -> SharedGroupsStatistics:
         """Return this member's counters, and the number of groups it holds, without any I/O."""
-        claims = self._claims
-        return SharedGroupsStatistics(**self._counts, acknowledged=claims.acknowledged, held=len(claims.held))
+        acknowledged, held = self._claims.acknowledged, len(self._claims.held)
+        return SharedGroupsStatistics(**self._counts, acknowledged=acknowledged, held=held)
 
     def _renew(self) -> None:
         label = f"renewing the leases of {self._label}"
@@ -252,7 +251,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Read claimed groups in one pass, until `MESSAGES_AT_ONCE`."""
         assert self._scanner is not None, "it is set before the first claim"
         self._unread = deque(claim for claim in self._unread if self._claims.has(claim))
-        groups = {group.group_id: group for group in self._scanner.groups(each.group_id for each in self._unread)}
+        ids = [claim.group_id for claim in self._unread]
+        groups = {group.group_id: group for group in self._scanner.groups(ids)}
+        if not all(group.was_complete for group in groups.values()):
+            # Another member may have found them in a stream that this member's view lacks.
+            self._scanner.refresh()
+            groups = {group.group_id: group for group in self._scanner.groups(ids)}
         part: list[Assembled] = []
         messages = 0
         for claim in self._unread:
@@ -291,11 +295,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._scanner.store_state(claim.group_id)
 
     def _end_unsound(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
-        if self._options.on_conflict == "skip":
+        if self._options.on_conflict == "raise" or error.anomaly == Anomaly.DUPLICATE:
+            self._outcomes.append((claim, error))
+        elif self._options.on_conflict == "skip":
             self._claims.end(claim, "dead")
-            return
-        is_raised = self._options.on_conflict == "raise"
-        self._outcomes.append((claim, error if is_raised else self._given_up(error.anomaly, group)))
+        else:
+            self._outcomes.append((claim, self._given_up(error.anomaly, group)))
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
         """Return the group to give up; its retained messages become dead letters, in the group's order."""
@@ -308,10 +313,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return _GivenUp(reason, DeadLetterPublisher(self._letters, letters, **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Pause:
-        """Publish a group's messages as dead letters, if there is a stream for them. Returns a pause.
-
-        If that fails, the group is released. With `follow`, the member retries after a transient error instead.
-        """
+        """Publish a group's messages as dead letters, if there is a stream for them. If that fails, it is released."""
         label = f"publishing dead letters of the group {claim.group_id}, of {self._label},"
         try:
             if given_up.publisher is not None and self._letters is not None:

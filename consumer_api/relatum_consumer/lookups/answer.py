@@ -1,5 +1,6 @@
 """The result of a lookup: the messages found, and whether there can be more."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -134,7 +135,7 @@ class Covered:
             return ""
         streams = list(dict.fromkeys(where.stream for where in self.deleted))
         names = first_few([*map(repr, streams)])
-        forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
+        forget = shlex.join(["relatum", "forget", *streams[:NAMED_MAX]])
         return f"the broker no longer has {names}: {forget} deletes what was recorded"
 
 
@@ -160,6 +161,8 @@ class Answer(Covered, Sequence[Message]):
         """The status, for display; with the `explanation` if keys are missing or new."""
         if self.missing_keys or self.new_keys:
             return f"{self.status.words.partition(':')[0]}: {self.explanation}"
+        if self.hits and self.status is Status.UNPROVEN:
+            return "unproven: there may be more messages; this cannot be proven now"
         return self.status.words
 
     @property
@@ -210,7 +213,8 @@ def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]
     parts = []
     if unrecorded_streams:
         names = first_few([*map(repr, unrecorded_streams)])
-        parts.append(f"no recorder runs for {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
+        record = shlex.join(["relatum", "record", *unrecorded_streams[:NAMED_MAX]])
+        parts.append(f"no recorder runs for {names}: {record}")
     if new_keys:
         keys, verb, pronoun = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:

@@ -39,9 +39,6 @@ def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leave
     """Call `attempt`. If a stream is not the recorded one, repeat it: a recorder may just have corrected the record.
 
     `leaves_out`: If that happens again, leave the stream out and repeat the call; for calls without named streams.
-
-    Raises:
-        StreamReplaced: a stream is not the recorded one.
     """
     is_first = True
     while True:
@@ -162,10 +159,7 @@ def verified(
     """Read the messages of rows, check each, and return the results of `carried`, which returns None for a mismatch.
 
     Missing messages are added to `lost`, and so are mismatches of rows recorded over AMQP 0.9.1, which showed some
-    values differently (the number 42.7 as 42).
-
-    Raises:
-        StreamReplaced: a message does not match its row, which was not recorded over AMQP 0.9.1.
+    values differently (the number 42.7 as 42). Another mismatch raises `StreamReplaced`.
     """
     found: list[_Result] = []
     for row, message in zip(rows, catalog.servers.read([row.id for row in rows], chunks) if rows else (), strict=True):
@@ -199,11 +193,8 @@ def _was_recorded_over_amqp(catalog: Catalog, where: MessageId) -> bool:
 def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
     """Return the stream's first retained offset, given the error of reading a row's message; see `is_sure`.
 
-    Raises:
-        StreamReplaced: the leader says that the message does not exist, and that retention did not drop it.
-        StreamNotFound, NotAStream: a named stream was deleted.
-        AccessRefused: this user may not read the stream.
-        Transient: it is unknown now whether the message exists. The answer fails: it must not leave out a message.
+    It raises the error if a named stream was deleted, may not be read, or if it is unknown now whether the message
+    exists; `StreamReplaced` if the leader says that it does not exist, and that retention did not drop it.
     """
     if isinstance(error, OffsetExpired):
         return error.first
@@ -222,9 +213,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
 
 def is_sure(error: RelatumError) -> bool:
     """Whether a message certainly does not exist: its stream was deleted, or the stream's leader says so."""
-    if isinstance(error, OffsetNotFound):
-        return error.is_proven
-    return isinstance(error, NotFound)
+    return error.is_proven if isinstance(error, OffsetNotFound) else isinstance(error, NotFound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from math import isinf
 from types import SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from relatum.common.checks import checked_count, checked_name
+from relatum.common.checks import checked_choice, checked_count, checked_name
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.errors import InvalidInput, RelatumError
@@ -36,18 +36,17 @@ def check_limit(limit: int | None, order: Order) -> None:
     """Check the `limit=` and `order=` of a lookup."""
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
-    if order not in get_args(Order):
-        raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
+    checked_choice("order", order, get_args(Order))
 
 
-def time_us_of(given: Any) -> int:
-    """Return a datetime in microseconds since 1970, UTC."""
+def time_us_of(given: Any, argument: str = "a moment") -> int:
+    """Return a datetime in microseconds since 1970, UTC; `argument` is its name in errors."""
     if not isinstance(given, datetime):
-        raise InvalidInput(f"a moment must be a datetime, not {type(given).__name__}")
+        raise InvalidInput(f"{argument} must be a datetime, not {type(given).__name__}")
     try:
         return timestamp_us(given)
     except InvalidValue as error:
-        raise InvalidInput(f"a moment must be between the years 1 and 9999: {error.reason}") from error
+        raise InvalidInput(f"{argument} must be between the years 1 and 9999: {error.reason}") from error
 
 
 def moment_of(time_us: int) -> datetime:
@@ -57,17 +56,11 @@ def moment_of(time_us: int) -> datetime:
 
 def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
     """Return the bounds of a time span in microseconds since 1970, UTC; None for no bound."""
-    low, high = _bound("since", since), _bound("until", until)
+    pairs = (("since=", since), ("until=", until))
+    low, high = (None if given is None else time_us_of(given, argument) for argument, given in pairs)
     if low is not None and high is not None and low > high:
         raise InvalidInput("since= is later than until=, so no message can be between them: swap the two")
     return low, high
-
-
-def _bound(argument: str, given: datetime | None) -> int | None:
-    try:
-        return None if given is None else time_us_of(given)
-    except InvalidInput as error:
-        raise InvalidInput(f"{argument}=: {error}") from error
 
 
 def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
@@ -76,8 +69,6 @@ def is_in_span(time_us: int | None, since: int | None, until: int | None) -> boo
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)
 
-
-# --- messages ----------------------------------------------------------------------------------------------
 
 Consumed: TypeAlias = Any
 """A message delivered by a client library; docs/clients.md lists them. None is imported: a message is recognized by its
@@ -112,11 +103,7 @@ class GivenMessage:
 
 
 def given_message(given: Message | Consumed, needed: str = "a message") -> GivenMessage:
-    """Convert a message that was read, or consumed with a client; `needed` names the argument in errors.
-
-    Raises:
-        InvalidInput: the argument is not a message.
-    """
+    """Convert a message that was read, or consumed with a client; `needed` names the argument in errors."""
     if isinstance(given, Message):
         return GivenMessage(given, given.id)
     try:

@@ -75,11 +75,7 @@ class OwnMessage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A search by key: for messages that carry one of the values, except the given message.
-
-    `names`: Streams and super streams; None: all recorded streams. `since`, `until`: The time span, in microseconds
-    since 1970; `until` is exclusive.
-    """
+    """A search by key, except for the given message. Times are microseconds since 1970; `until` is exclusive."""
 
     wanted: tuple[Wanted, ...]
     names: tuple[str, ...] | None = None
@@ -193,15 +189,8 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
     return replace(found, hits=tuple(by_id[message.id] for message in ordered))
 
 
-# --- the index --------------------------------------------------------------------------------------------
-
-
 def probe(catalog: Catalog, question: Question) -> FoundMessages:
-    """Read and check the indexed messages.
-
-    If the limited rows include messages that retention has dropped, or the given message, further matches may be
-    missing: it probes again. Each round knows more first offsets or more ids of the given message, so the rounds end.
-    """
+    """Read and check the indexed messages."""
     left_out = catalog.unreadable_streams(question.names)
     lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
     while True:
@@ -212,6 +201,7 @@ def probe(catalog: Catalog, question: Question) -> FoundMessages:
         read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
         hits = tuple(hit for hit in read if not question.own.holds(hit.message))
+        # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
         is_whole = len(question.own.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
             return FoundMessages(hits, lost)
@@ -222,18 +212,16 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
     parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.rows_max} | named(names)
     parameters |= span_parameters(question.since, question.until)
     for n, each in enumerate(wanted):
-        parameters[f"key_id_{n}"] = each.key_id
-        parameters[f"value_{n}"] = each.value
+        parameters |= {f"key_id_{n}": each.key_id, f"value_{n}": each.value}
     if floors:
         parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
-    statement = probe_statement(
+    return probe_statement(
         question.order,
         keys=len(wanted),
         names=None if names is None else len(names),
         floored=bool(floors),
         many=len(catalog.recorded(names)) > FEW_STREAMS,
-    )
-    return statement, parameters
+    ), parameters
 
 
 def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
@@ -276,11 +264,7 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
         pairs = ", ".join(f"(:key_id_{n}::smallint, :value_{n}::text)" for n in range(keys))
         key_id, value, wanted = "wanted.key_id", "wanted.value", f"(VALUES {pairs}) AS wanted (key_id, value)"
     floors = "LEFT JOIN unnest(:floor_names::text[], :floors::bigint[]) AS floors (name, floor) USING (name)"
-    found = rows_of(
-        order,
-        (key_id, value, "meant.stream_id"),
-        floor="coalesce(floors.floor, 0)" if floored else "0",
-    )
+    found = rows_of(order, (key_id, value, "meant.stream_id"), floor="coalesce(floors.floor, 0)" if floored else "0")
     has_value = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM with_value WHERE stream_id IS NOT NULL)"
     return sql(
         f"""
@@ -305,10 +289,7 @@ def rows_of(order: Order, place: tuple[str, str, str], *, floor: str = "0", limi
 
 
 def streams_with(key_id: str, value: str, wanted: str) -> str:
-    """Return SQL for the table `with_value`: for each value the streams that have its rows, in order, then NULL.
-
-    A stream takes two probes of each part. `wanted`: A table of key ids and values; empty if they are parameters.
-    """
+    """Return SQL for the table `with_value`: for each value the streams that have its rows, in order, then NULL."""
     return f"""with_value (key_id, value, stream_id) AS (
           SELECT {key_id}, {value}, relatum.stream_of({key_id}, {value}, 0)
           {f"FROM {wanted}" if wanted else ""}
@@ -318,8 +299,6 @@ def streams_with(key_id: str, value: str, wanted: str) -> str:
           WHERE stream_id IS NOT NULL
         )"""
 
-
-# --- the values of a key -----------------------------------------------------------------------------------
 
 VALUES_MAX: Final = 1_000
 """The highest `limit=` of a list of a key's values."""

@@ -9,19 +9,19 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.common.checks import checked_count, checked_name, checked_seconds
+from relatum.common.checks import checked_name, checked_seconds
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
-from relatum.errors import AccessRefused, InvalidInput, NotFound, TimeNotRecorded
+from relatum.errors import AccessRefused, InvalidInput, NotFound
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
 from relatum_consumer.lookups.answering import Find, FoundMessages, LostMessages, Matches, Row, answered, verified
-from relatum_consumer.lookups.arguments import Consumed, Names, given_message, names_of, time_us_of
+from relatum_consumer.lookups.arguments import Consumed, Names, check_limit, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order, time_not_recorded
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
@@ -55,10 +55,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search by time.
-
-    `names`: Streams and super streams; None: all recorded streams. `by`: The key's value that messages must carry.
-    """
+    """A search by time in streams and super streams; None: in all. `by`: The key's value that messages must carry."""
 
     catalog: Catalog
     names: tuple[str, ...] | None
@@ -71,10 +68,7 @@ class Search:
             return [stream for stream in streams if stream.record_time]
         for stream in streams:
             if not stream.record_time:
-                remedy = f"`relatum keys time {stream.name} --on` switches them on"
-                raise TimeNotRecorded(
-                    f"times are not recorded for the stream {stream.name!r}: {remedy}", stream=stream.name
-                )
+                raise time_not_recorded(stream.name)
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:
@@ -253,8 +247,7 @@ class TimeMethods:
             TimeNotRecorded: as for `after`, for a named stream.
         """
         search = Search(self._catalog, names_of("streams", streams))
-        if limit is not None:
-            checked_count("limit", limit, otherwise=", or None for all")
+        check_limit(limit, "oldest")
         at, _ = _moment(moment)
         low, high = _span(at, before_s, after_s)
         # Without an id, the given message is included.
@@ -300,9 +293,6 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
     if wanted:
         return Search(catalog, (stream,), wanted[0])
     return without_values(catalog, [stream], missing_keys)
-
-
-# --- next to a moment -------------------------------------------------------------------------------------
 
 
 def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> FoundMessages:
@@ -364,9 +354,6 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
         places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
         for message in verified(search.catalog, places, carried, lost, is_named=True):
             nearest.consider(message)
-
-
-# --- around a moment --------------------------------------------------------------------------------------
 
 
 def _within(

@@ -1,5 +1,6 @@
 """Key definitions and stream names, cached for a second, and the values to search for."""
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     StreamReplaced,
+    TimeNotRecorded,
     Transient,
 )
 from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
@@ -43,10 +45,7 @@ UNUSABLE_S: Final = 5.0
 
 
 def streams_meant(names: int | None) -> str:
-    """Return SQL for the condition that `s` is a searched stream: of this virtual host, in its present generation.
-
-    `names`: The number of `name_…` parameters, which name streams and super streams; None for all streams.
-    """
+    """Return SQL: whether `s` is present, and has one of the `name_…` parameters (their number; None: any stream)."""
     meant = "s.vhost = :vhost::text AND s.replaced_at IS NULL"
     if names is None:
         return meant
@@ -70,11 +69,6 @@ class PresentStream(NamedTuple):
     cluster_name: str | None = None
     generation: int = 1
     created_us: int = 0
-
-    @property
-    def broker(self) -> BrokerIdentity:
-        """The identity of the broker from which the stream was recorded."""
-        return BrokerIdentity(self.broker_id, self.cluster_name or "")
 
 
 @lru_cache(maxsize=512)
@@ -185,7 +179,7 @@ class Catalog:
             {each.name: each for each in definitions_of(keys)},
             tuple(stream.name for stream in recorded),
             {name: tuple(streams) for name, streams in by_name.items()},
-            {stream.name: stream.broker for stream in recorded if stream.broker_id is not None},
+            {each.name: BrokerIdentity(each.broker_id, each.cluster_name or "") for each in recorded if each.broker_id},
             now,
         )
         return snapshot
@@ -255,12 +249,7 @@ class Catalog:
         return wanted
 
     def check_names(self, names: Sequence[str] | None) -> None:
-        """Check that each name is a stream or super stream of this broker, recorded or not.
-
-        Raises:
-            AnotherBroker: a stream was recorded from another broker.
-            StreamNotFound: a name is unknown to the database and the broker.
-        """
+        """Check that each name is a stream or super stream of this broker, recorded or not."""
         others = self._foreign_streams()
         if names is None:
             return
@@ -278,8 +267,6 @@ class Catalog:
                 except StreamNotFound as error:
                     text = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
                     raise StreamNotFound(text, stream=error.stream) from error
-
-    # --- unusable streams -------------------------------------------------------------------------------------
 
     def _foreign_streams(self) -> Mapping[str, BrokerIdentity]:
         """Return the streams recorded from another broker, with that broker's identity; computed once per snapshot."""
@@ -327,16 +314,11 @@ class Catalog:
         return bool(new)
 
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the names of the recorded streams to search, in order, from the snapshot, without a statement.
-
-        `found_in`: Streams with found messages, to include even if the snapshot does not have them yet.
-        """
+        """Return the names of the recorded streams to search, and of the `found_in`, in order, without a statement."""
         snapshot = self._snapshot or self._current()
         if names is None:
             left_out = self.left_out()
             streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
-        elif len(names) == 1:
-            streams = snapshot.by_name.get(names[0], ())
         else:
             streams = tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
         more = {stream for stream in found_in if stream not in snapshot.by_name}
@@ -359,9 +341,9 @@ class Catalog:
         )
 
     def streams(self, names: Sequence[str] | None, *, even_replaced: bool = False) -> list[PresentStream]:
-        """Read from the database the recorded streams with these names or super streams; None: all recorded streams.
+        """Read the recorded streams with these names or super streams; None: all that lookups do not leave out.
 
-        `even_replaced`: Without names, include the streams that lookups leave out because they were replaced.
+        `even_replaced`: Leave out only streams of other brokers.
         """
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
@@ -375,7 +357,7 @@ def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
         f"the stream {stream!r} is not the recorded one: offset {offset} has a different message, or none. The stream "
-        f"was declared again, or lost its tail: `relatum record {stream}` corrects the record",
+        f"was declared again, or lost its tail: `relatum record {shlex.quote(stream)}` corrects the record",
         stream=stream,
         offset=offset,
     )
@@ -384,3 +366,9 @@ def replaced(stream: str, offset: int) -> StreamReplaced:
 def in_partition_order(name: str) -> tuple[int, str]:
     """A sort key that puts `orders-2` before `orders-10`."""
     return len(name), name
+
+
+def time_not_recorded(stream: str) -> TimeNotRecorded:
+    """Return the error for a stream whose times are not recorded."""
+    remedy = f"`relatum keys time {shlex.quote(stream)} --on` switches them on"
+    return TimeNotRecorded(f"times are not recorded for the stream {stream!r}: {remedy}", stream=stream)

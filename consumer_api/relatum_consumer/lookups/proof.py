@@ -40,6 +40,7 @@ from relatum.store.coverage import (
     proven,
 )
 from relatum.store.database import sql
+from relatum.store.members import RECORDERS
 from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream, union_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
@@ -89,11 +90,7 @@ class Evidence:
         return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
-        """Read the unrecorded messages.
-
-        A stream becomes unproven if a batch cannot be unpacked, or if its last message does not arrive: another node
-        than the one that knew the end may have answered, or the stream was declared again since.
-        """
+        """Read the unrecorded messages."""
         reached: dict[str, int] = {}
 
         def check(message: Message) -> None:
@@ -105,6 +102,7 @@ class Evidence:
 
         for each in self.uncovered:
             servers.scan(each.stream, each.start, each.stop, check)
+            # Another node than the one that knew the end may have answered, or the stream was declared again since.
             if reached.get(each.stream, -1) < each.stop - 1 == self.ends[each.stream].last:
                 self.unproven.add(each.stream)
 
@@ -128,12 +126,7 @@ class Evidence:
         )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> None:
-        """Check, after the index query, that the keys are in force, and that the streams have the ids of this evidence.
-
-        Raises:
-            KeyNotDefined: a key was removed, so its rows may have been pruned.
-            StreamReplaced: a stream was recorded anew or forgotten during the lookup, so the query may lack its rows.
-        """
+        """Check, after the index query, that its rows were not deleted: keys are in force, and streams unchanged."""
         catalog.check_in_force(key_ids)
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for stream_id, name, *_ in self.recorded:
@@ -142,10 +135,7 @@ class Evidence:
                 raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
-        """Whether there are messages that are not recorded for one of the required keys; None: for any key.
-
-        A new key that is not required does not change the status, but the result must list it.
-        """
+        """Whether messages are not recorded for one of the required keys (None: any key), which changes the status."""
         if required is None:
             return bool(self.uncovered)
         return bool(self.behind or self.new_keys.keys() & set(required))
@@ -171,8 +161,6 @@ class Evidence:
         if has_expired:
             return Status.EXPIRED
         return Status.DELETED if was_deleted else Status.ABSENT
-
-    # --- collecting ---------------------------------------------------------------------------------------
 
     def _add_gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
         """Add a stream's ranges that are not recorded for all of the keys to `uncovered`, `behind` and `new_keys`."""
@@ -211,11 +199,6 @@ def evidence(
 
     `chunks`: A cache for the chunks that are read. `needs_firsts`: Query the first offset of each stream. Without
     `is_proof`, ranges that release 0.4 recorded over AMQP 0.9.1 count as recorded, although they may lack rows.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
-            deleted, or may not be read by this user.
-        StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     servers, keys, chunks = catalog.servers, tuple(key_ids), chunks or ChunkCache()
     # Before and after the query: during it, a stream may be left out or tried again.
@@ -258,9 +241,7 @@ def evidence(
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
     """Like `evidence`, but concurrent callers share the requests."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
-    known: Evidence = catalog.servers.flights.run(
-        ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
-    )
+    known: Evidence = catalog.servers.flights.run((streams, keys), partial(evidence, catalog, streams, keys))
     # Each caller gets a copy of `unproven`, because scans change it.
     return replace(known, unproven=set(known.unproven))
 
@@ -293,24 +274,13 @@ def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> d
     return ranges
 
 
-RECORDED_NOW: Final = sql(
-    """
-    SELECT s.name
-    FROM relatum.streams s
-    WHERE s.vhost = :vhost::text AND s.name = ANY (:streams::text[]) AND s.replaced_at IS NULL
-      AND EXISTS (
-        SELECT * FROM relatum.recorder_members m
-        WHERE m.holder = s.lease_holder AND m.lease_expires_at >= clock_timestamp()
-      )
-    """
-)
+RECORDED_NOW: Final = sql(f"""
+    SELECT name FROM relatum.streams
+    WHERE vhost = :vhost::text AND name = ANY (:streams::text[]) AND replaced_at IS NULL AND {RECORDERS.is_held}""")
 
 
 def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """Return a stream's bounds; None if the broker certainly has no such stream; or why this user may not read it.
-
-    For a named stream, the last two cases raise `StreamNotFound`, `NotAStream` or `AccessRefused`.
-    """
+    """Return a stream's bounds; unless it is named, None if there is certainly none, or why it may not be read."""
     try:
         return servers.bounds(stream)
     except (NotFound, AccessRefused) as error:
@@ -327,13 +297,9 @@ def all_ends(
     chunks: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return `ends_of` many streams, in their order: one request for most streams, then one for each of the rest.
-
-    For streams in `lasts` the first offset is not needed; it may be 0.
-
-    A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
-    deleted streams may be many, so one request finds them all.
-    """
+    """Return `ends_of` many streams, in their order. For those in `lasts`, the first offset may be given as 0."""
+    # A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
+    # deleted streams may be many, so one request finds them all.
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
     if len(streams) > 1:
         found.update(servers.all_bounds(streams, chunks or ChunkCache(), lasts))
@@ -361,14 +327,9 @@ def check_identity(
     ends: Mapping[str, StreamBounds],
     chunks: ChunkCache | None = None,
 ) -> dict[str, int]:
-    """Check that all streams are the recorded ones, by the message at the last recorded offset.
+    """Check that the streams are the recorded ones, by the messages at the last recorded offsets.
 
-    Returns:
-        That offset, for the streams that retain it.
-
-    Raises:
-        StreamReplaced: a stream is not the recorded one; field `also` has the errors of further streams.
-        StreamUnavailable: it is unknown now whether a stream is the recorded one.
+    Returns these offsets, for the streams that retain them. Field `also` of the error has those of further streams.
     """
     positions: dict[str, Position] = {}
     for stream, bounds in ends.items():

@@ -101,10 +101,7 @@ class Health:
 
 
 class Servers:
-    """Sends requests to PostgreSQL and the broker. Thread-safe.
-
-    `get_reader`: Returns the open reader. `timeout_s`: Seconds to wait for one statement, or for a shared request.
-    """
+    """Sends requests to PostgreSQL and the broker. Thread-safe. `timeout_s` limits a statement or a shared request."""
 
     def __init__(
         self,
@@ -128,8 +125,6 @@ class Servers:
             raise ReadTimeout(f"There was no time left to query the broker ({current()}); it is safe to repeat.")
         return self._get_reader()
 
-    # --- health -------------------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Send both servers a harmless request, and raise the error of the one that fails."""
         self._check_database()
@@ -146,22 +141,15 @@ class Servers:
         self.reach()
         self.missing([_TEST_STREAM])
 
-    # --- the database -------------------------------------------------------------------------------------
-
     @_logged(lambda statement, _: " ".join(str(statement).split()))
     def rows(self, statement: Any, parameters: Mapping[str, Any]) -> list[Any]:
         """Return the rows of a statement, as tuples."""
         with within(self.timeout_s):
             return self._rows(statement, parameters)
 
-    # --- the broker -------------------------------------------------------------------------------------
-
     @_logged(lambda ids, chunks=None: _names({where.stream for where in ids}))
     def read(self, ids: Sequence[MessageId], chunks: ChunkCache | None = None) -> list[Message | RelatumError]:
-        """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error.
-
-        `chunks`: A cache of chunks read before; None for no cache.
-        """
+        """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error."""
         reader = self.reader()
         if len(ids) > 1 or chunks is not None:
             return list[Message | RelatumError](reader.read_all(ids, kept=chunks))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
-from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 from relatum import otel
 from relatum.common.waiting import within
@@ -16,7 +16,6 @@ from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, r
 from relatum.otel import Description, Part
 from relatum.reading import Message, ReaderStatistics
 
-_NoteResult: TypeAlias = Callable[[Any], None]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -79,7 +78,7 @@ class Lookups:
         self._lock = threading.RLock()
 
     @contextmanager
-    def counted(self, name: str, within_s: float | None) -> Iterator[_NoteResult]:
+    def counted(self, name: str, within_s: float | None) -> Iterator[Callable[[Any], None]]:
         """Run the block as a lookup. Yields a function that adds the result to the lookup's span."""
 
         def describe() -> Description:

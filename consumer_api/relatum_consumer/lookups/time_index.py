@@ -89,9 +89,6 @@ def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, lis
     return runs
 
 
-# --- the statements ---------------------------------------------------------------------------------------
-
-_BLOCK: Final = "b.min_us, b.max_us, b.first_offset, b.last_offset"
 _CLASSES: Final = "unnest(:classes::smallint[], :widths::bigint[]) AS classes (width_class, width)"
 
 
@@ -104,7 +101,7 @@ def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
     return f"""
         {_CLASSES}
         CROSS JOIN LATERAL (
-          SELECT {_BLOCK}
+          SELECT b.min_us, b.max_us, b.first_offset, b.last_offset
           FROM relatum.time_blocks b
           WHERE {_in_class(stream_id)}
             AND b.min_us >= {low} - classes.width AND b.min_us <= {high} AND b.max_us >= {low}
@@ -119,23 +116,15 @@ BLOCKS_BETWEEN: Final = sql(
     FROM unnest(:stream_ids::int[]) AS given (stream_id)
     CROSS JOIN {_reaching(":low::bigint", ":high::bigint", "given.stream_id")}
     ORDER BY stream_id, first_offset, last_offset
-    """
-)
-
-BLOCKS_PAGE: Final = sql(
-    f"""
-    SELECT reaching.*
-    FROM {_reaching(":low::bigint", ":high::bigint")}
-    ORDER BY first_offset, last_offset
     LIMIT :blocks_max::bigint
     """
 )
 
 
 def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
-    """Select the blocks that overlap the time between `t` and a witness.
+    """Select the blocks that overlap the time between `t` and a witness: the time of a message beyond `t`.
 
-    The witness is the time of a message beyond `t`: the aggregate `found` over the next block of each class.
+    It is the aggregate `found` over the next block of each class.
     """
     return sql(
         f"""
@@ -172,23 +161,21 @@ BLOCKS_NEIGHBOUR: Final[Mapping[Direction, sa.TextClause]] = {
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
 
-def _blocks_of(servers: Servers, statement: sa.TextClause, stream: PresentStream, **given: int) -> list[Block]:
-    rows = servers.rows(statement, _CLASS_VALUES | {"stream_id": stream.stream_id} | given)
-    return [Block._make(row) for row in rows]
-
-
 def blocks_between(
-    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
+    servers: Servers,
+    streams: Sequence[PresentStream],
+    low: int,
+    high: int,
+    *,
+    floor: int = 0,
+    blocks_max: int | None = None,
 ) -> Mapping[int, list[Block]]:
-    """Read the blocks with times between two moments, both included: by stream id, ordered by offset."""
-    parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
+    """Read the blocks with times from `low` to `high` that end at `floor` or later: by stream id, ordered by offset."""
+    given = {"stream_ids": [stream.stream_id for stream in streams], "low": low, "high": high, "floor": floor}
     found: dict[int, list[Block]] = defaultdict(list)
-    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high}):
+    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, _CLASS_VALUES | given | {"blocks_max": blocks_max}):
         found[stream_id].append(Block._make(block))
     return found
-
-
-# --- reading blocks ---------------------------------------------------------------------------------------
 
 
 class Nearest:
@@ -222,8 +209,9 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
     reached = nearest.beyond[0]
     while True:
         t = reached if nearest.direction == "after" else -reached
-        found = _blocks_of(servers, BLOCKS_NEIGHBOUR[nearest.direction], stream, floor=_floor(stream, lost), t=t)
-        blocks = [nearest.oriented(block) for block in found]
+        given = {"stream_id": stream.stream_id, "floor": _floor(stream, lost), "t": t}
+        found = servers.rows(BLOCKS_NEIGHBOUR[nearest.direction], _CLASS_VALUES | given)
+        blocks = [nearest.oriented(Block._make(row)) for row in found]
         places = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
         for first_place, block in sorted((place, block) for place, block in places if place is not None):
             if nearest.place is not None and first_place > nearest.place:
@@ -326,7 +314,7 @@ def offsets_within(
 
     The ranges are in order, and contain other messages, too. Also returns the offset to continue from; None at the end.
     """
-    found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
+    found = blocks_between(servers, [stream], low, high, floor=start, blocks_max=blocks_max)[stream.stream_id]
     following = found[-1].first_offset if len(found) == blocks_max else None
     if following is not None and following <= start:
         return offsets_within(servers, stream, low, high, start, blocks_max=2 * blocks_max)

@@ -57,10 +57,7 @@ def without_pauses(items: Generator[_Item | Pause, None, None]) -> Generator[_It
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The condition of a wait: the index has a row with one of the values that is not a row of the message `beside`.
-
-    At `until`, by `time.monotonic`, the wait probes in any case.
-    """
+    """A wait until `until` for a row in the index with one of the values, other than those of the message `beside`."""
 
     names: tuple[str, ...] | None
     values: tuple[tuple[int, str], ...]
@@ -148,10 +145,7 @@ CLOSE_S: Final = 0.05
 class Waiting:
     """One wait for an answer to a question: it probes, pauses, and repeats. With a `timeout_s` of 0 it probes once.
 
-    Attributes:
-        pause_s: Seconds to pause after a probe without an answer.
-        watch: The condition to wait for after the pause.
-        has_row: Set by the caller before the next probe: whether the condition was met.
+    After a probe without an answer, the caller pauses for `pause_s`, waits for `watch`, and sets `has_row`.
     """
 
     watch: Watch
