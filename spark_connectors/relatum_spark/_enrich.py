@@ -28,7 +28,7 @@ from relatum_consumer import Status
 from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, span_us
 
 How: TypeAlias = Literal["left", "inner"]
 
@@ -224,9 +224,8 @@ class Enrichment:
     def _status_of_missing(self) -> str | None:
         """Return the status of rows without related messages; None if the table has rows of a replaced stream."""
         with_time = self._within_us is not None
-        with open_reader(self._broker) as reader, connected(self._database) as connection, suppress(StreamReplaced):
-            vhost = self._broker.vhost
-            return str(status_of_missing(reader, connection, vhost, self._names, [self._on], with_time=with_time))
+        with suppress(StreamReplaced):
+            return str(status_of_missing(self._broker, self._database, self._names, [self._on], with_time=with_time))
         return None
 
     def _with_payloads(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:

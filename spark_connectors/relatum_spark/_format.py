@@ -25,16 +25,14 @@ from relatum.reading import StreamBounds, StreamReader
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
 from relatum.store.coverage import coverage_of, last_position, missing, proven
-from relatum.store.database import as_engine, sql
+from relatum.store.database import as_engine, at_one_moment, sql
 from relatum.store.parts import part_may_hold_offsets
-from relatum.store.translation import translated_errors
 from relatum_spark._columns import schema as columns
 from relatum_spark._options import SourceOptions, parse_options
 from relatum_spark._reading import (
     KeyFilter,
     Slice,
     StreamQueries,
-    check_places,
     plan_end,
     read_slice,
     report_loss,
@@ -145,14 +143,16 @@ class BatchReader(DataSourceReader):
         options, key_filter = self._options, self._key_filter
         with closing(StreamQueries(options)) as queries:
             streams = queries.streams()
-            check_places(options, streams)
+            for place in (options.starting, options.ending):
+                place.check(streams)
             whole = [_range_of(queries, stream, options) for stream in streams]
             found: list[Slice] = []
             if key_filter is not None:
                 ranges, whole = whole, []
-                with as_engine(options.database or "") as engine, translated_errors():
+                # Rows and coverage must be of one state.
+                with as_engine(options.database or "") as engine, at_one_moment(engine) as connection:
                     for each in filter(len, ranges):
-                        parts, unknown = queries.run(partial(_look_up, engine, each, key_filter, options))
+                        parts, unknown = queries.run(partial(_look_up, connection, each, key_filter, options))
                         found += parts
                         whole += unknown
         found += slices(whole, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
@@ -190,26 +190,23 @@ _OFFSETS: Final = sql(f"""
 
 
 def _look_up(
-    engine: sa.Engine, wanted: Slice, key_filter: KeyFilter, options: SourceOptions, reader: StreamReader
+    connection: sa.Connection, wanted: Slice, key_filter: KeyFilter, options: SourceOptions, reader: StreamReader
 ) -> tuple[list[Slice], list[Slice]]:
     """Return slices of the offsets in a range that the table has for a filter, and the ranges it does not cover.
 
     Tasks read the ranges that the table does not cover, so the result is right even if the table lags. If the stream
     was replaced since it was recorded, the table covers nothing.
     """
-    connection: sa.Connection
-    # Rows and coverage must be of one state.
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-        row = current_stream(connection, options.broker.vhost, wanted.stream)
-        ranges = [] if row is None else coverage_of(connection, [row.stream_id])
-        position = last_position(ranges)
-        if row is None or (
-            position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
-        ):
-            return [], [wanted]
-        unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
-        bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
-        found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
+    row = current_stream(connection, options.broker.vhost, wanted.stream)
+    ranges = [] if row is None else coverage_of(connection, [row.stream_id])
+    position = last_position(ranges)
+    if row is None or (
+        position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
+    ):
+        return [], [wanted]
+    unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
+    bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
+    found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
     # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.
     inside = tuple(offset for offset in found if not any(start <= offset < stop for start, stop in unknown))
     size = options.max_records_per_partition
@@ -264,7 +261,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a new query. Spark calls this several times, and again to replay the first batch."""
         if self._initial is None:
             bounds = self._query_bounds({})
-            check_places(self._options, list(bounds))
+            self._options.starting.check(bounds)
             self._initial = {stream: self._start_in(stream, found) for stream, found in bounds.items()}
         return dict(self._initial)
 

@@ -13,8 +13,8 @@ from relatum.errors import InvalidInput
 from relatum_consumer import Status
 from relatum_spark._columns import PLACE
 from relatum_spark._sides import GivenKeys, GivenSide, Inputs, Side, key_columns, keys_of, prefixed, side_of
-from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import Where, open_reader, span_us
+from relatum_spark._table import status_of_missing
+from relatum_spark._where import Where, span_us
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
@@ -94,9 +94,8 @@ def as_of(
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`) unless `on` is None.
-        left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
-        right: Like `left`.
-        on: The key whose values must be equal, or several keys, all of which must be equal. None matches by time alone:
+        left, right: As for `related_pairs`.
+        on: As for `related_pairs`. None matches by time alone:
             then the times of all messages of both sides are read from the streams, which needs the broker.
         direction: "backward" for the last right message not after the left one, "forward" for the first not before it,
             "nearest" for the nearer of the two.
@@ -146,15 +145,10 @@ def unmatched(
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
-        left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
-        right: Like `left`.
-        on: The key whose values must be equal, or several keys, all of which must be equal.
+        left, right, on: As for `related_pairs`.
         older_than: Omit left messages younger than this, which may still get a match, and messages without a time; a
             timedelta or seconds by the driver's clock. None means messages of any age.
-        within: Match only right messages at most this far in time, both ways, inclusive; a timedelta or seconds. A
-            left message without a time is then unmatched. None means any.
-        before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
-        after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
+        within, before, after: As for `related_pairs`; a left message without a time is then unmatched.
         payloads: Whether to also read the unmatched messages.
         where: The servers, tasks and snapshot: see `Where`. The broker is required, for the right streams' ends.
 
@@ -253,17 +247,16 @@ def _unmatched(left: DataFrame, right: DataFrame, keys: list[str], span: Span | 
 
 def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool) -> Status:
     """Return the status of left messages without a message on this right side."""
-    names: Sequence[str]
-    if isinstance(side, tuple):
-        names = side
-    else:
+    names: Any = side
+    if not isinstance(side, tuple):
         names = [row.stream for row in side.where("stream IS NOT NULL").select("stream").distinct().collect()]
     if not names:
         # The right frame is empty, so no match can exist.
         return Status.ABSENT
     assert inputs.broker is not None, "the broker has the ends of the streams"
-    with open_reader(inputs.broker) as reader, connected(inputs.database, inputs.snapshot) as connection:
-        return status_of_missing(reader, connection, inputs.vhost, names, keys, with_time=with_time)
+    return status_of_missing(
+        inputs.broker, inputs.database, names, keys, with_time=with_time, snapshot=inputs.snapshot
+    )
 
 
 # --- the nearest in time ----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -22,18 +21,17 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
-    StreamUnavailable,
     Transient,
     UndecodableMessage,
 )
-from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord
+from relatum.keys import InvalidValue, KeyDefinition, moment
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord, leaders_bounds
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
+from relatum_spark._where import open_reader
 
 _log: Final = logging.getLogger("relatum.spark")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PAUSE_S_MAX: Final = 2.0
 """Maximum seconds between two attempts to reach an unavailable broker."""
@@ -69,7 +67,7 @@ class StreamQueries:
             pause_s = next(pauses)
             try:
                 if self._reader is None:
-                    self._reader = self._options.open_reader()
+                    self._reader = open_reader(self._options.broker, self._options.timeout_s)
                 answer = query(self._reader)
             except RelatumError as error:
                 if isinstance(error, Transient):
@@ -131,14 +129,14 @@ class StreamQueries:
         number = place.of(stream)
         if not place.is_moment:
             return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
-        moment = _EPOCH + timedelta(milliseconds=number)
-        message = self.run(lambda reader: next(reader.iterate(stream, moment), None))
+        since = moment(number * 1000)
+        message = self.run(lambda reader: next(reader.iterate(stream, since), None))
         if message is not None:
             return message.offset
         if is_latest_allowed:
             return None
         raise InvalidInput(
-            f"nothing was written to the stream {stream!r} at or after {moment}; set"
+            f"nothing was written to the stream {stream!r} at or after {since}; set"
             " startingOffsetsByTimestampStrategy to latest to begin at its end"
         )
 
@@ -150,33 +148,9 @@ class StreamQueries:
 
 
 def _bounds_of(reader: StreamReader, stream: str, read_to: int) -> StreamBounds:
-    """Return a stream's bounds; raises `StreamUnavailable` if a node without the leader's proof ends before `read_to`.
-
-    Such a node may only lag. An empty stream is no error.
-    """
+    """Return a stream's bounds; if it ends before `read_to`, those of its leader. An empty stream is no error."""
     bounds = reader.bounds(stream)
-    if bounds.last is not None and bounds.end < read_to and not bounds.is_sure:
-        raise _unproven_end(stream, bounds.last)
-    return bounds
-
-
-def _unproven_end(stream: str, last: int | None) -> StreamUnavailable:
-    end = "has no message" if last is None else f"ends at offset {last}"
-    return StreamUnavailable(
-        f"the stream {stream!r} {end} by the answering node, which may lag: its leader is unreachable or waits for "
-        "its replicas; retry later",
-        stream=stream,
-    )
-
-
-def check_places(options: SourceOptions, streams: list[str]) -> None:
-    """Raise `InvalidInput` if offsets or times name streams that are not read."""
-    for place in (options.starting, options.ending):
-        for stream in () if isinstance(place.number, int) else place.number:
-            if stream not in streams:
-                raise InvalidInput(
-                    f"option {place.option}: {stream!r} is not read, only {', '.join(streams)}: leave it out"
-                )
+    return bounds if bounds.last is None or bounds.end >= read_to else leaders_bounds(reader, stream)
 
 
 def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
@@ -294,16 +268,11 @@ def read_slice(
     """Yield the rows of a slice, over its own connection; `keys` are the definitions of `options.keys`.
 
     If there are no partitions, Spark calls this once with None.
-
-    Raises:
-        OffsetExpired: retention has dropped a part of the slice, and `failOnDataLoss` is true.
-        UndecodableMessage: a message cannot be unpacked, and `failOnDataLoss` is true.
-        ReadTimeout: the broker sent nothing in time; safe to retry, as all transient errors are.
     """
     if wanted is None:
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
-    with options.open_reader() as reader:
+    with open_reader(options.broker, options.timeout_s) as reader:
         found = _scan(reader, wanted, options) if wanted.offsets is None else _read_offsets(reader, wanted, options)
         found = _unpacked(found, options)
         # The filter also checks the offsets that the table returned.
@@ -370,9 +339,9 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
     """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
-    first, last = bounds = reader.bounds(gap.stream)
-    if (last is None or last < gap.start) and not bounds.is_sure:
-        raise _unproven_end(gap.stream, last)
+    if reader.bounds(gap.stream).holds(gap.start):
+        return False
+    first, last = leaders_bounds(reader, gap.stream)
     if first is None or last is None:
         report_lost_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:
