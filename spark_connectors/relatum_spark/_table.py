@@ -89,13 +89,13 @@ def relationships(
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         table = _table(connection, stream_ids, key_ids)
         predicates = _predicates(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
-    # With nested loops, the planner would scan a part of the table once for each stream and key.
-    options["sessionInitStatement"] = "SET enable_nestloop = off"
+    # With nested loops, the planner would scan a part of the table once for each stream and key. Spark runs this in the
+    # transaction of the read, so a pooler does not give the setting to other clients.
+    begin = "SET LOCAL enable_nestloop = off"
     if snapshot is not None:
-        options["sessionInitStatement"] = (
-            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-            f"SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; SET enable_nestloop = off"
-        )
+        level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        begin = f"{level}; SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; {begin}"
+    options["sessionInitStatement"] = begin
     frame = spark.read.jdbc(options.pop("url"), table, predicates=predicates, properties=options)
     # Converted here and not in SQL, where Spark would push filters on it down as text without a time zone.
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)

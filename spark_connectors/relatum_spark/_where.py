@@ -260,6 +260,9 @@ def jdbc_options(database: str) -> dict[str, str]:
         "prepareThreshold": "0",
         "user": user,
     }
+    if len(hosts) > 1:
+        # As Relatum's own connections: a standby may lag behind the coverage that the primary names.
+        options["targetServerType"] = "primary"
     if password := given.get("password", defaults["password"]):
         options["password"] = password
     for name, text in given.items():

@@ -301,6 +301,8 @@ def test_a_url_becomes_the_drivers(url: str, place: str) -> None:
     assert options["url"] == f"jdbc:postgresql://{place}"
     assert options["user"] == "user"
     assert options["driver"] == "org.postgresql.Driver"
+    # As Relatum's own connections: a standby may lack rows that the primary's coverage names.
+    assert options.get("targetServerType") == ("primary" if "," in place else None)
     assert int(options["fetchsize"]) > 0
 
 
