@@ -24,7 +24,7 @@ from relatum.recording import BackfillReport
 from relatum.recording.backfilling import Plan, edges_of, plan_backfill
 from relatum.recording.filler import Filler, RateLimit
 from relatum.recording.ranges import Segment
-from relatum.store.database import as_engine
+from relatum.store.database import IDLE_S, as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
@@ -95,7 +95,7 @@ def backfill(
         at_once = CONNECT_SLOTS if is_remote() else max(1, spark.sparkContext.defaultParallelism)
     target, url = broker_of(broker), database_url(database)
     started = perf_counter()
-    with as_engine(url) as engine, open_reader(target) as reader:
+    with as_engine(url, idle_s=IDLE_S) as engine, open_reader(target) as reader:
         super_streams: dict[str, str | None] = {}
         for name in names:
             found = reader.partitions(name)
@@ -162,18 +162,13 @@ class Filling:
     broker: Broker = field(repr=False)
     database: str = field(repr=False)
     plans: dict[str, Plan]
-    messages_per_s: float | None
-    """Maximum messages a second that each task reads; None means no limit."""
+    messages_per_s: float | None  # of each task; None means no limit
 
     def __call__(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
-        """Yield the pickled result of each slice.
-
-        A transient error is raised, so that Spark retries. Any other error is the only result, and the driver raises
-        it.
-        """
+        """Yield the pickled result of each slice, or an error for the driver; Spark retries a transient error."""
         try:
             pace = RateLimit(self.messages_per_s, threading.Event())
-            with as_engine(self.database) as engine, open_reader(self.broker) as reader:
+            with as_engine(self.database, idle_s=IDLE_S) as engine, open_reader(self.broker) as reader:
                 results: list[Any] = [self._fill(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
             raise
