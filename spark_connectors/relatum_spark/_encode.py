@@ -24,6 +24,7 @@ from relatum.reading import is_header
 from relatum.wire import amqp10
 
 _TTL_MAX: Final = 0xFFFFFFFF  # milliseconds, a uint in AMQP 1.0
+_SYMBOLS: Final = ("content_type", "content_encoding")
 NEW_LAYOUT_SINCE: Final = (3, 13)
 """The first version with the message layout of 4.x."""
 
@@ -44,15 +45,11 @@ _COUNTED: Final = struct.Struct(">BII").pack
 class Content(NamedTuple):
     """The user's part of a message, encoded in sections."""
 
-    head: bytes
-    """The sections before the properties."""
-    fields: list[bytes]
-    """The properties' values in order, without trailing nulls."""
-    pairs: bytes
-    """Names and values of the application properties."""
+    head: bytes  # the sections before the properties
+    fields: list[bytes]  # the values of the properties
+    pairs: bytes  # names and values of the application properties
     pair_count: int
     data: bytes
-    """The body's section."""
 
     def parts(self) -> tuple[bytes, ...]:
         """Return the bytes that identify the content."""
@@ -119,8 +116,7 @@ def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
         _NULL,
         encode_value(f"/queues/{quote(reply_to, safe='')}" if new and reply_to is not None else reply_to),
         encode_value(given.get("correlation_id")),
-        _symbol_or_null(given.get("content_type")),
-        _symbol_or_null(given.get("content_encoding")),
+        *(_NULL if (text := given.get(name)) is None else _sized(0xA3, text.encode()) for name in _SYMBOLS),
         _NULL,
         _NULL if moment is None else encode_value(moment),
         encode_value(given.get("app_id")) if new else _NULL,
@@ -178,7 +174,11 @@ def _integer(value: int) -> bytes:
 
 
 def _moment(value: datetime) -> bytes:
-    return _LONG(0x83, microseconds(value) // 1000)
+    time_ms = microseconds(value) // 1000
+    if time_ms < 0:
+        # AMQP 0.9.1 has unsigned seconds: such a header ends the connections of consumers that use pika or aio-pika.
+        raise HeadersRefused("a time before 1970 cannot be sent; nothing was sent", reason="out_of_range")
+    return _LONG(0x83, time_ms)
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
@@ -203,10 +203,6 @@ def _symbol(name: str) -> bytes:
     if not name.startswith("x-basic-"):
         _check_name(name)
     return _sized(0xA3, name.encode())
-
-
-def _symbol_or_null(value: str | None) -> bytes:
-    return _NULL if value is None else _sized(0xA3, value.encode())
 
 
 def _check_name(name: str) -> None:

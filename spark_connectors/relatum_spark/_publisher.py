@@ -2,7 +2,7 @@
 
 Tasks cannot use rstream. A task needs the last publishing id before it sends, which rstream hides. It needs an error if
 the connection is lost, but rstream reconnects and calls back. It needs a time-out if the broker is frozen, but rstream
-waits forever. This client is blocking, as a task is, and has no thread.
+waits forever.
 """
 
 import time
@@ -77,8 +77,6 @@ class Publisher:
             if answer.code != Code.OK:
                 raise _refusal(stream, answer.code)
         return answers
-
-    # --- publishing ---------------------------------------------------------------------------------------
 
     def publish(self, target: int, publishing_id: int, entry: bytes) -> None:
         """Publish a message, possibly buffering it; waits while too many messages are unconfirmed.

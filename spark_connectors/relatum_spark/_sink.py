@@ -28,7 +28,7 @@ from relatum_spark._encode import NEW_LAYOUT_SINCE, encode_content
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._reading import StreamQueries
-from relatum_spark._sequence import Numbering, changed_rows, reference_of
+from relatum_spark._sequence import Numbering, reference_of
 from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -190,9 +190,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        context = TaskContext.get()
+        context: Any = TaskContext.get()
         query, batch = (context and context.getLocalProperty(name) for name in (_QUERY, _BATCH))
-        if context is None or query is None or batch is None:
+        if query is None or batch is None:
             raise ConfigurationError("this is not a task of a streaming query: Spark gave it no query and batch id")
         return self._write(iterator, query, int(batch), context.partitionId())
 
@@ -204,7 +204,14 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
     if missing:
         missing.difference_update((target, publishing_id) for target, publishing_id, _ in spool.entries())
     for target, _ in missing:
-        raise changed_rows(numberings[target].stream)
+        stream = numberings[target].stream
+        raise Conflict(
+            f"the rows of this task for the stream {stream!r}, or their order, differ from those of an earlier run, so"
+            " publishing might store messages twice or not at all. This run sent nothing. Sort the rows within"
+            " partitions (sortWithinPartitions) or checkpoint them before the write; give each separate write its own"
+            " writeId",
+            stream=stream,
+        )
     return after
 
 
@@ -226,10 +233,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
 
 
 class Spool:
-    """The messages of a task: checked, numbered, and held until all rows are known to be valid.
-
-    `numberings` has one numbering for each of the writer's streams. Closing the spool deletes its file.
-    """
+    """The messages of a task: checked, numbered, and held until all rows are known to be valid."""
 
     def __init__(self, writer: _Writer, numberings: Sequence[Numbering]) -> None:
         self._writer = writer
@@ -296,7 +300,7 @@ def _headers(given: Any) -> dict[str, Any]:
     """Prepare headers that Spark may have read from a stream: convert the time from text, drop the receipt."""
     headers: dict[str, Any] = dict(given or {})
     headers.pop(RECEIPT_HEADER, None)
-    stamped = headers.get(TIME_HEADER)
+    stamped: Any = headers.get(TIME_HEADER)
     if is_integer_text(stamped):
         headers[TIME_HEADER] = int(stamped)
     return headers
