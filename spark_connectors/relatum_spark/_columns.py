@@ -284,10 +284,7 @@ def _read_properties(raw: bytes, position: int, found: dict[str, Any]) -> None:
 def _read_headers(
     raw: bytes, application: int, lead_end: int, headers: dict[str, str | None], properties: dict[str, Any]
 ) -> Any:
-    """Add the headers from the application properties; return the value of `relatum_time`.
-
-    RabbitMQ up to 3.12 also keeps two properties there.
-    """
+    """Add headers, and the two properties that RabbitMQ up to 3.12 keeps there; return the value of `relatum_time`."""
     if raw[application] == 0xC1:
         count, at, end = raw[application + 2], application + 3, application + 2 + raw[application + 1]
     else:
@@ -325,10 +322,7 @@ def _read_headers(
 
 
 def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Decode the leading sections, with a cache: many messages of a publisher have equal leading sections.
-
-    RabbitMQ 3.13 and later keep some headers as annotations.
-    """
+    """Decode the leading sections, with a cache: many messages of a publisher have equal leading sections."""
     found = _LEADS.get(start)
     if found is None:
         found = _headers_and_properties(Message.from_record("", 0, start))

@@ -61,9 +61,6 @@ class Place:
                 f"{', '.join(sorted(wrong))}"
             )
 
-    def of(self, stream: str) -> int:
-        return self.number if isinstance(self.number, int) else self.number[stream]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -278,9 +275,6 @@ def _key_values(reader: _OptionReader) -> tuple[object, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-# --- the start and the end of a read ----------------------------------------------------------------------
-
-
 def _place(reader: _OptionReader, side: str, default: int) -> Place:
     """Return where a read begins (`side` "starting") or ends: by a time, else times by stream, else offsets."""
     by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
@@ -289,7 +283,7 @@ def _place(reader: _OptionReader, side: str, default: int) -> Place:
     if moment is not None:
         return Place(by_moment, moment, is_moment=True)
     if moments is not None:
-        return Place(by_moments, _numbers(reader, by_moments, 0), is_moment=True)
+        return Place(by_moments, _numbers(reader, by_moments, 0, TIME_US_MAX // 1000), is_moment=True)
     if offsets is None:
         return Place(by_offset, default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
@@ -301,12 +295,11 @@ def _place(reader: _OptionReader, side: str, default: int) -> Place:
     return Place(by_offset, numbers)
 
 
-def _numbers(reader: _OptionReader, option: str, least: int) -> dict[str, int]:
+def _numbers(reader: _OptionReader, option: str, least: int, most: int = INTEGER_MAX) -> dict[str, int]:
     """Return numbers by stream, from JSON such as `{"orders": 120}`."""
     numbers: dict[str, int] = reader.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():
-        if type(number) is not int or not least <= number <= INTEGER_MAX:
-            raise InvalidInput(
-                f"option {option}: {number!r} of the stream {stream!r} must be a whole number >= {least}"
-            )
+        if type(number) is not int or not least <= number <= most:
+            wanted = f"a whole number from {least} to {most}"
+            raise InvalidInput(f"option {option}: {number!r} of the stream {stream!r} must be {wanted}")
     return numbers

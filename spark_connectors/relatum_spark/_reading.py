@@ -14,6 +14,7 @@ from relatum.common.checks import seconds_text
 from relatum.common.ids import MessageId
 from relatum.common.waiting import Outages, backoff
 from relatum.errors import (
+    ConnectionLost,
     InvalidInput,
     InvalidRelationshipKey,
     OffsetExpired,
@@ -49,10 +50,7 @@ _Result = TypeVar("_Result")
 
 
 class StreamQueries:
-    """Queries a broker about streams over one connection, which stays open between queries.
-
-    While the broker is unavailable, a query is retried for `retry_s` seconds.
-    """
+    """Queries a broker over one connection, which stays open; retries for `retry_s` while the broker is unavailable."""
 
     def __init__(self, options: Options, *, retry_s: float = 0.0) -> None:
         self._options = options
@@ -69,17 +67,16 @@ class StreamQueries:
                 if self._reader is None:
                     self._reader = open_reader(self._options.broker, self._options.timeout_s)
                 answer = query(self._reader)
-            except RelatumError as error:
-                if isinstance(error, Transient):
-                    self.close()
-                    if time.monotonic() + pause_s <= limit:
-                        self._outages.failed(_OUTAGE_PART, error)
-                        time.sleep(pause_s)
-                        continue
-                self._outages.forget(_OUTAGE_PART)
-                raise
-            self._outages.over(_OUTAGE_PART)
-            return answer
+            except Transient as error:
+                self.close()
+                if time.monotonic() + pause_s > limit:
+                    self._outages.forget(_OUTAGE_PART)
+                    raise
+                self._outages.failed(_OUTAGE_PART, error)
+                time.sleep(pause_s)
+            else:
+                self._outages.over(_OUTAGE_PART)
+                return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
         """Return the streams that the options name; raises `StreamNotFound` if a super stream does not exist.
@@ -126,13 +123,14 @@ class StreamQueries:
 
     def offset_of(self, stream: str, place: Place, bounds: StreamBounds, *, is_latest_allowed: bool) -> int | None:
         """Return the offset of a place in a stream; None for the end of the stream."""
-        number = place.of(stream)
+        number = place.number if isinstance(place.number, int) else place.number[stream]
         if not place.is_moment:
             return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
         since = moment(number * 1000)
         message = self.run(lambda reader: next(reader.iterate(stream, since), None))
         if message is not None:
-            return message.offset
+            # It may have been published since the bounds were queried.
+            return min(message.offset, bounds.end)
         if is_latest_allowed:
             return None
         raise InvalidInput(
@@ -302,7 +300,7 @@ def _read_offsets(reader: StreamReader, wanted: Slice, options: SourceOptions) -
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if not isinstance(found, RelatumError):
             yield batch_of(found)
-        elif options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
+        elif options.fail_on_data_loss or not (isinstance(found, OffsetNotFound) and found.is_proven):
             raise found
         else:
             _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
@@ -315,20 +313,32 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
     gaps. So offsets are lost only if the stream's bounds exclude them. With `failOnDataLoss`, a loss is an error after
     the earlier messages were yielded; otherwise it is a warning, and reading continues after it.
     """
-    expected, before = wanted.start, -1
+    expected, before, idle_s = wanted.start, -1, options.poll_timeout_s
     while expected < wanted.stop:
-        # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
-        batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
-        with closing(batches):
-            for batch in batches:
-                if batch is None:
-                    silence = seconds_text(options.poll_timeout_s)
-                    reason = f"the stream {wanted.stream!r} delivered nothing for {silence}"
-                    raise ReadTimeout(f"{reason}: repeat the read, or raise pollTimeoutMs")
-                if batch.first_offset > expected:
-                    _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
-                expected = batch.last_offset + 1
-                yield batch
+        begun = expected
+        try:
+            # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
+            scan = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=idle_s)
+            with closing(scan):
+                for batch in scan:
+                    if batch is None:
+                        silence = seconds_text(idle_s)
+                        reason = f"the stream {wanted.stream!r} delivered nothing for {silence}"
+                        raise ReadTimeout(f"{reason}: repeat the read, or raise pollTimeoutMs")
+                    if batch.first_offset > expected:
+                        _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
+                    expected = batch.last_offset + 1
+                    yield batch
+        except ConnectionLost:
+            if expected == begun:
+                raise
+            continue  # While Spark took no rows, no heartbeats were sent, and the broker closed the connection.
+        except StreamNotFound:
+            with closing(StreamQueries(options)) as queries:
+                if options.fail_on_data_loss or queries.bounds(wanted.stream, read_to=wanted.stop) is not None:
+                    raise
+            report_loss(options, StreamNotFound, f"the stream {wanted.stream!r} was deleted")
+            return
         # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began after
         # the stream's bounds were known delivers nothing either.
         rest = Slice(wanted.stream, expected, wanted.stop)

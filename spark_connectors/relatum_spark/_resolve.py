@@ -172,8 +172,7 @@ class Resolver:
     stream_at: int
     offset_at: int
     """The indices of the columns."""
-    added: tuple[str, ...]
-    """The names of the added columns, in order; the last is the status."""
+    added: tuple[str, ...]  # names of columns; the last is the status
     value: bool
     headers: bool
     checks: tuple[tuple[KeyDefinition, int], ...]

@@ -84,7 +84,7 @@ def test_forms(options: dict[str, str], field: str, value: Any) -> None:
         ("endingOffsets", ["earliest", '{"orders": -2}']),
         ("startingTimestamp", ["yesterday", "-1"]),
         ("endingTimestamp", ["9" * 30]),
-        ("startingOffsetsByTimestamp", ["5", '{"a": -1}']),
+        ("startingOffsetsByTimestamp", ["5", '{"a": -1}', f'{{"a": {LAST}}}']),
         ("startingOffsetsByTimestampStrategy", ["earliest"]),
         ("failOnDataLoss", ["yes"]),
         ("includeHeaders", ["1"]),
