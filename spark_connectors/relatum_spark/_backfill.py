@@ -15,7 +15,6 @@ from typing import Any, Final
 import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
 
 from relatum.common.checks import checked_count, checked_names, shown
@@ -25,7 +24,7 @@ from relatum.recording import BackfillReport
 from relatum.recording.backfilling import Plan, edges_of, plan_backfill
 from relatum.recording.filler import Filler, RateLimit
 from relatum.recording.ranges import Segment
-from relatum.store.database import as_engine
+from relatum.store.database import IDLE_S, as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
@@ -39,16 +38,6 @@ CONNECT_SLOTS: Final = 8
 
 Part = tuple[str, Segment]
 """A stream's name and a slice of a missing range."""
-
-_FILLED: Final = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("messages", pa.int64()),
-        ("rows", pa.int64()),
-        ("covered", pa.bool_()),
-        ("error", pa.binary()),
-    ]
-)
 
 
 def backfill(
@@ -106,7 +95,7 @@ def backfill(
         at_once = CONNECT_SLOTS if is_remote() else max(1, spark.sparkContext.defaultParallelism)
     target, url = broker_of(broker), database_url(database)
     started = perf_counter()
-    with as_engine(url) as engine, open_reader(target) as reader:
+    with as_engine(url, idle_s=IDLE_S) as engine, open_reader(target) as reader:
         super_streams: dict[str, str | None] = {}
         for name in names:
             found = reader.partitions(name)
@@ -130,14 +119,16 @@ def backfill(
             count = len(parts) if messages_per_s is None else min(at_once, len(parts))
             pace = None if messages_per_s is None else messages_per_s / count
             tasks = [parts[number::count] for number in range(count)]
-            filled = in_tasks(spark, Filling(target, url, missing_plans, pace), tasks, from_arrow_schema(_FILLED))
+            filled = in_tasks(spark, Filling(target, url, missing_plans, pace), tasks, "result binary")
             has_covered = False
             for row in filled.collect():
-                if row.error is not None:
-                    # Written by `Filling`, in a task of this job.
-                    raise pickle.loads(row.error)  # noqa: S301
-                done[row.stream].update(messages=row.messages, rows=row.rows)
-                has_covered |= row.covered
+                # Written by `Filling`, in a task of this job.
+                result = pickle.loads(row.result)  # noqa: S301
+                if isinstance(result, RelatumError):
+                    raise result
+                stream, counted, is_covered = result
+                done[stream].update(counted)
+                has_covered |= is_covered
             if not has_covered:
                 break  # The remaining messages cannot be unpacked here, or other processes recorded them.
             # A recorder may have started to record a key during the job: plan again until nothing is missing.
@@ -171,27 +162,23 @@ class Filling:
     broker: Broker = field(repr=False)
     database: str = field(repr=False)
     plans: dict[str, Plan]
-    messages_per_s: float | None
-    """Maximum messages a second that each task reads; None means no limit."""
+    messages_per_s: float | None  # of each task; None means no limit
 
     def __call__(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each slice.
-
-        A transient error is raised, so that Spark retries. Any other error is the only row, and the driver raises it.
-        """
+        """Yield the pickled result of each slice, or an error for the driver; Spark retries a transient error."""
         try:
             pace = RateLimit(self.messages_per_s, threading.Event())
-            with as_engine(self.database) as engine, open_reader(self.broker) as reader:
-                rows = [self._fill(engine, reader, stream, segment, pace) for stream, segment in parts]
+            with as_engine(self.database, idle_s=IDLE_S) as engine, open_reader(self.broker) as reader:
+                results: list[Any] = [self._fill(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
             raise
         except RelatumError as error:
-            rows = [{"error": pickle.dumps(error)}]
-        yield pa.RecordBatch.from_pylist(rows, schema=_FILLED)
+            results = [error]
+        yield pa.record_batch([pa.array(map(pickle.dumps, results), pa.binary())], names=["result"])
 
     def _fill(
         self, engine: sa.Engine, reader: StreamReader, stream: str, segment: Segment, pace: RateLimit
-    ) -> dict[str, Any]:
+    ) -> tuple[str, Counter[str], bool]:
         done: Counter[str] = Counter()
 
         def count(messages: int, rows: int, _: int) -> None:
@@ -199,5 +186,4 @@ class Filling:
 
         plan = self.plans[stream]
         filler = Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, pace=pace)
-        has_covered = filler.complete(segment)
-        return {"stream": stream, "messages": done["messages"], "rows": done["rows"], "covered": has_covered}
+        return stream, done, filler.complete(segment)

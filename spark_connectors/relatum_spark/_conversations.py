@@ -15,9 +15,6 @@ from relatum_spark._where import Where, names_of
 ROUNDS_MAX: Final = 100
 """Maximum rounds of joining edges. The rounds grow with the logarithm of the longest chain: 14 for 1,000 messages."""
 
-CHECKPOINT_DIRECTORY: Final = "spark.checkpoint.dir"
-"""Spark's setting for the directory of checkpoints that survive the loss of an executor."""
-
 
 def conversations(
     spark: SparkSession,
@@ -155,6 +152,6 @@ def _truncated(spark: SparkSession, frame: DataFrame) -> DataFrame:
 
     With a checkpoint directory the result survives the loss of an executor; otherwise only the executors hold it.
     """
-    if spark.conf.get(CHECKPOINT_DIRECTORY, None):
+    if spark.conf.get("spark.checkpoint.dir", None):
         return frame.checkpoint()
     return frame.localCheckpoint()

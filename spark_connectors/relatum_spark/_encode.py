@@ -11,55 +11,45 @@ messages stored by 3.10 and 4.3.
 
 import struct
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from relatum.common.headers import NAME_BYTES_MAX
 from relatum.common.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.errors import HeadersRefused, InvalidInput
+from relatum.keys import microseconds
 from relatum.reading import is_header
 from relatum.wire import amqp10
 
-SHORT_BYTES_MAX: Final = 255
-"""Maximum bytes of a header's name and of most properties, which are short strings in AMQP 0.9.1."""
-
 _TTL_MAX: Final = 0xFFFFFFFF  # milliseconds, a uint in AMQP 1.0
+_SYMBOLS: Final = ("content_type", "content_encoding")
 NEW_LAYOUT_SINCE: Final = (3, 13)
 """The first version with the message layout of 4.x."""
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "delivery_mode": (lambda value: value in (None, 1, 2), "1 or 2"),
-    "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
-    "expiration": (
-        lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
-        "milliseconds in decimal digits",
-    ),
+    "delivery_mode": (lambda value: value in (1, 2), "1 or 2"),
+    "priority": (lambda value: 0 <= value <= 255, "a number from 0 to 255"),
+    "expiration": (lambda value: value.isdecimal() and int(value) <= _TTL_MAX, "milliseconds in decimal digits"),
 }
 """The check of each property's value, and its description in errors."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _NULL: Final = b"\x40"
 _LONG: Final = struct.Struct(">Bq").pack
 _DOUBLE: Final = struct.Struct(">Bd").pack
 _UINT: Final = struct.Struct(">BI").pack
-_SIZED: Final = struct.Struct(">BI").pack
 _COUNTED: Final = struct.Struct(">BII").pack
 
 
 class Content(NamedTuple):
     """The user's part of a message, encoded in sections."""
 
-    head: bytes
-    """The sections before the properties."""
-    fields: list[bytes]
-    """The properties' values in order, without trailing nulls."""
-    pairs: bytes
-    """Names and values of the application properties."""
+    head: bytes  # the sections before the properties
+    fields: list[bytes]  # the values of the properties
+    pairs: bytes  # names and values of the application properties
     pair_count: int
     data: bytes
-    """The body's section."""
 
     def parts(self) -> tuple[bytes, ...]:
         """Return the bytes that identify the content."""
@@ -97,7 +87,7 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
         fields = _fields(properties, new)
         if not new:
             _add_legacy(properties, annotations, pairs)
-        elif properties.get("type") is not None:
+        elif "type" in properties:
             annotations += (_symbol("x-basic-type"), encode_value(properties["type"]))
     if new:
         head = _header(properties)
@@ -109,8 +99,8 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
 def _check_properties(properties: Mapping[str, Any]) -> None:
     """Raise `InvalidInput` for properties that AMQP 0.9.1 cannot carry."""
     for name, value in properties.items():
-        if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
-            raise InvalidInput(f"the property {name} may have at most {SHORT_BYTES_MAX} bytes; nothing was sent")
+        if isinstance(value, str) and len(value.encode()) > NAME_BYTES_MAX:
+            raise InvalidInput(f"the property {name} may have at most {NAME_BYTES_MAX} bytes; nothing was sent")
         if name in _RULES and not _RULES[name][0](value):
             raise InvalidInput(f"the property {name} must be {_RULES[name][1]}; nothing was sent")
 
@@ -126,8 +116,7 @@ def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
         _NULL,
         encode_value(f"/queues/{quote(reply_to, safe='')}" if new and reply_to is not None else reply_to),
         encode_value(given.get("correlation_id")),
-        _symbol_or_null(given.get("content_type")),
-        _symbol_or_null(given.get("content_encoding")),
+        *(_NULL if (text := given.get(name)) is None else _sized(0xA3, text.encode()) for name in _SYMBOLS),
         _NULL,
         _NULL if moment is None else encode_value(moment),
         encode_value(given.get("app_id")) if new else _NULL,
@@ -140,12 +129,12 @@ def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
 def _add_legacy(given: Mapping[str, Any], annotations: list[bytes], pairs: list[bytes]) -> None:
     """Add the properties that RabbitMQ up to 3.12 keeps under its own names."""
     for name in ("priority", "delivery_mode"):
-        if given.get(name) is not None:
+        if name in given:
             annotations += (_symbol(f"x-basic-{name.replace('_', '-')}"), bytes((0x50, given[name])))
-    if given.get("expiration") is not None:
+    if "expiration" in given:
         annotations += (_symbol("x-basic-expiration"), encode_value(given["expiration"]))
     for name in ("type", "app_id"):
-        if given.get(name) is not None:
+        if name in given:
             pairs += (encode_value(f"x-basic-{name.replace('_', '-')}"), encode_value(given[name]))
 
 
@@ -185,7 +174,11 @@ def _integer(value: int) -> bytes:
 
 
 def _moment(value: datetime) -> bytes:
-    return _LONG(0x83, (value - _EPOCH) // _MILLISECOND)
+    time_ms = microseconds(value) // 1000
+    if time_ms < 0:
+        # AMQP 0.9.1 has unsigned seconds: such a header ends the connections of consumers that use pika or aio-pika.
+        raise HeadersRefused("a time before 1970 cannot be sent; nothing was sent", reason="out_of_range")
+    return _LONG(0x83, time_ms)
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
@@ -212,24 +205,20 @@ def _symbol(name: str) -> bytes:
     return _sized(0xA3, name.encode())
 
 
-def _symbol_or_null(value: str | None) -> bytes:
-    return _NULL if value is None else _sized(0xA3, value.encode())
-
-
 def _check_name(name: str) -> None:
     if not is_header(name):
         raise HeadersRefused(
             f"a header cannot be named {name!r}: RabbitMQ reserves this name; nothing was sent", reason="name"
         )
-    if not 1 <= len(name.encode()) <= SHORT_BYTES_MAX:
-        raise HeadersRefused(f"a header's name must have 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")
+    if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+        raise HeadersRefused(f"a header's name must have 1 to {NAME_BYTES_MAX} bytes; nothing was sent", reason="name")
 
 
 def _sized(code: int, data: bytes) -> bytes:
     """Encode text, binary or a symbol; `code` is the code of the short form."""
     if len(data) <= 255:
         return bytes((code, len(data))) + data
-    return _SIZED(code + 0x10, len(data)) + data
+    return _UINT(code + 0x10, len(data)) + data
 
 
 def _compound(code: int, count: int, items: bytes) -> bytes:

@@ -21,14 +21,14 @@ from pyspark.sql.types import DataType, StructType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
-from relatum.keys import InvalidValue, KeyDefinition, KeyType, is_integer_text
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, checked_text, is_integer_text
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
 from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, span_us
 
 How: TypeAlias = Literal["left", "inner"]
 
@@ -80,7 +80,8 @@ class Enrichment:
         to: The stream, super stream or streams to search.
         on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
-            share, for example next to the checkpoint. Each query has its own subdirectory.
+            share, for example next to the checkpoint. Each query has its own subdirectory. Two enrichments of one query
+            need different directories.
         how: "left" (default) passes on all rows; "inner" passes on only rows with the status `found`.
         retries: Maximum number of later batches that look a row up again, 0 or more. Default: 10.
         wait: Maximum time that a row waits, even if retries are left: a timedelta or seconds. None (default) means no
@@ -224,9 +225,8 @@ class Enrichment:
     def _status_of_missing(self) -> str | None:
         """Return the status of rows without related messages; None if the table has rows of a replaced stream."""
         with_time = self._within_us is not None
-        with open_reader(self._broker) as reader, connected(self._database) as connection, suppress(StreamReplaced):
-            vhost = self._broker.vhost
-            return str(status_of_missing(reader, connection, vhost, self._names, [self._on], with_time=with_time))
+        with suppress(StreamReplaced):
+            return str(status_of_missing(self._broker, self._database, self._names, [self._on], with_time=with_time))
         return None
 
     def _with_payloads(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -260,9 +260,8 @@ class Enrichment:
 
 
 def _text(part: Column, kind: DataType) -> Column:
-    """Return a value as text, in which a timestamp keeps its zone."""
-    iso = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-    return F.date_format(part, iso) if isinstance(kind, TimestampType) else part.cast("string")
+    """Return a value as text; a timestamp in microseconds, as the sink writes it."""
+    return (F.unix_micros(part) if isinstance(kind, TimestampType) else part).cast("string")
 
 
 def _column(name: str) -> Column:
@@ -356,13 +355,13 @@ class _Lookup:
         return pa.RecordBatch.from_arrays(arrays, [f"_{n}" for n in range(len(arrays))])
 
     def _value(self, parts: Sequence[str | None] | None) -> str | None:
-        if parts is None:
+        if parts is None or None in parts:
             return None
-        if len(parts) == 1 and self.definition.is_composite:
-            return parts[0]
         # Headers and the source's columns of keys are text: there, microseconds are digits.
         is_time = self.definition.value_type is KeyType.TIMESTAMP
         try:
+            if len(parts) == 1 and self.definition.is_composite:
+                return checked_text(str(parts[0]))
             return self.definition.canonical_of([int(p) if is_time and p and is_integer_text(p) else p for p in parts])
         except InvalidValue:
             return None

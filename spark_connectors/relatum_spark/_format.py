@@ -21,20 +21,18 @@ from pyspark.sql.types import StructType
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamBounds, StreamReader
+from relatum.reading import StreamBounds, StreamReader, leaders_bounds
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
 from relatum.store.coverage import coverage_of, last_position, missing, proven
-from relatum.store.database import as_engine, sql
+from relatum.store.database import as_engine, at_one_moment, sql
 from relatum.store.parts import part_may_hold_offsets
-from relatum.store.translation import translated_errors
 from relatum_spark._columns import schema as columns
 from relatum_spark._options import SourceOptions, parse_options
 from relatum_spark._reading import (
     KeyFilter,
     Slice,
     StreamQueries,
-    check_places,
     plan_end,
     read_slice,
     report_loss,
@@ -46,15 +44,13 @@ from relatum_spark._where import definitions_of, freeze_gc
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-    HAS_ADMISSION = True
 else:
     try:
         from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-        HAS_ADMISSION = True
     except ImportError:  # Spark 4.1
         SupportsTriggerAvailableNow = object
-        HAS_ADMISSION = False
+
+HAS_ADMISSION: Final = SupportsTriggerAvailableNow is not object
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -145,14 +141,16 @@ class BatchReader(DataSourceReader):
         options, key_filter = self._options, self._key_filter
         with closing(StreamQueries(options)) as queries:
             streams = queries.streams()
-            check_places(options, streams)
+            for place in (options.starting, options.ending):
+                place.check(streams)
             whole = [_range_of(queries, stream, options) for stream in streams]
             found: list[Slice] = []
             if key_filter is not None:
                 ranges, whole = whole, []
-                with as_engine(options.database or "") as engine, translated_errors():
+                # Rows and coverage must be of one state.
+                with as_engine(options.database or "") as engine, at_one_moment(engine) as connection:
                     for each in filter(len, ranges):
-                        parts, unknown = queries.run(partial(_look_up, engine, each, key_filter, options))
+                        parts, unknown = queries.run(partial(_look_up, connection, each, key_filter, options))
                         found += parts
                         whole += unknown
         found += slices(whole, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
@@ -166,6 +164,9 @@ class BatchReader(DataSourceReader):
 def _range_of(queries: StreamQueries, stream: str, options: SourceOptions) -> Slice:
     """Return the range that a batch reads, within the stream's present offsets; it may be empty."""
     bounds = queries.existing(stream, queries.bounds(stream))
+    if not bounds.is_proven:
+        # The newest messages may not have reached the node that answers.
+        bounds = queries.run(lambda reader: leaders_bounds(reader, stream))
     start = queries.offset_of(stream, options.starting, bounds, is_latest_allowed=options.is_latest_allowed)
     stop = queries.offset_of(stream, options.ending, bounds, is_latest_allowed=True)
     end, first = bounds.end, bounds.first
@@ -190,26 +191,23 @@ _OFFSETS: Final = sql(f"""
 
 
 def _look_up(
-    engine: sa.Engine, wanted: Slice, key_filter: KeyFilter, options: SourceOptions, reader: StreamReader
+    connection: sa.Connection, wanted: Slice, key_filter: KeyFilter, options: SourceOptions, reader: StreamReader
 ) -> tuple[list[Slice], list[Slice]]:
     """Return slices of the offsets in a range that the table has for a filter, and the ranges it does not cover.
 
     Tasks read the ranges that the table does not cover, so the result is right even if the table lags. If the stream
     was replaced since it was recorded, the table covers nothing.
     """
-    connection: sa.Connection
-    # Rows and coverage must be of one state.
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-        row = current_stream(connection, options.broker.vhost, wanted.stream)
-        ranges = [] if row is None else coverage_of(connection, [row.stream_id])
-        position = last_position(ranges)
-        if row is None or (
-            position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
-        ):
-            return [], [wanted]
-        unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
-        bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
-        found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
+    row = current_stream(connection, options.broker.vhost, wanted.stream)
+    ranges = [] if row is None else coverage_of(connection, [row.stream_id])
+    position = last_position(ranges)
+    if row is None or (
+        position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
+    ):
+        return [], [wanted]
+    unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
+    bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
+    found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
     # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.
     inside = tuple(offset for offset in found if not any(start <= offset < stop for start, stop in unknown))
     size = options.max_records_per_partition
@@ -258,21 +256,18 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._options, self._keys))
 
-    # --- the start of a query -----------------------------------------------------------------------------
-
     def initialOffset(self) -> Offset:
         """Return the start of a new query. Spark calls this several times, and again to replay the first batch."""
         if self._initial is None:
             bounds = self._query_bounds({})
-            check_places(self._options, list(bounds))
+            self._options.starting.check(bounds)
             self._initial = {stream: self._start_in(stream, found) for stream, found in bounds.items()}
         return dict(self._initial)
 
     def _start_in(self, stream: str, bounds: StreamBounds | None) -> int:
         """Return the start offset in a stream; if that is the stream's end, the first batch reads nothing of it."""
-        found, options = self._queries.existing(stream, bounds), self._options
-        allowed = options.is_latest_allowed
-        begin = self._queries.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
+        found, options, queries = self._queries.existing(stream, bounds), self._options, self._queries
+        begin = queries.offset_of(stream, options.starting, found, is_latest_allowed=options.is_latest_allowed)
         if begin is None:
             begin = self._holds[stream] = found.end if self._target is None else self._target.get(stream, found.end)
         elif begin > found.end:
@@ -295,8 +290,6 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         limit = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-
-    # --- the end of a batch -------------------------------------------------------------------------------
 
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
         """Return the end of the next batch; called at every trigger.
@@ -358,25 +351,12 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
         return dict(sorted(ends.items())) or None
 
-    # --- the tasks of a batch -----------------------------------------------------------------------------
-
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the slices of a batch, replayed or not. On Spark 4.1, the call also shows where a query continues."""
         self._position, options = end, self._options
         ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
-        if not options.fail_on_data_loss:
-            ranges = [self._available(each) for each in ranges if len(each)]
         tasks = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
         return [InputPartition(each) for each in tasks]
-
-    def _available(self, wanted: Slice) -> Slice:
-        """Return a slice without the offsets that are known to be lost."""
-        stream = wanted.stream
-        if stream not in self._bounds:
-            self._bounds[stream] = self._queries.bounds(stream, read_to=wanted.start)
-        bounds = self._bounds[stream]
-        first = wanted.stop if bounds is None else bounds.first or 0
-        return Slice(stream, max(wanted.start, first), wanted.stop)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_slice(self._options, self._keys, partition.value)

@@ -13,8 +13,8 @@ from relatum.errors import InvalidInput
 from relatum_consumer import Status
 from relatum_spark._columns import PLACE
 from relatum_spark._sides import GivenKeys, GivenSide, Inputs, Side, key_columns, keys_of, prefixed, side_of
-from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import Where, open_reader, span_us
+from relatum_spark._table import status_of_missing
+from relatum_spark._where import Where, span_us
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
@@ -65,7 +65,7 @@ def related_pairs(
         ConfigurationError: a broker, a database or the JDBC driver is missing.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
-    sides, keys, span = _sides(left, right), keys_of(on), _span_of(within, before, after)
+    sides, keys, span = [side_of("left", left), side_of("right", right)], keys_of(on), _span_of(within, before, after)
     inputs = Inputs.of(needs_broker=payloads, **where)
     relations = inputs.sides(spark, sides, keys)
     joined = _joined(relations[0], relations[1], key_columns(keys), span)
@@ -94,9 +94,9 @@ def as_of(
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`) unless `on` is None.
-        left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
+        left: As for `related_pairs`.
         right: Like `left`.
-        on: The key whose values must be equal, or several keys, all of which must be equal. None matches by time alone:
+        on: As for `related_pairs`. None matches by time alone:
             then the times of all messages of both sides are read from the streams, which needs the broker.
         direction: "backward" for the last right message not after the left one, "forward" for the first not before it,
             "nearest" for the nearer of the two.
@@ -114,7 +114,7 @@ def as_of(
         StreamNotFound: a stream or super stream was never recorded or, if `on` is None, does not exist.
         RelatumError: any other error of `related_pairs`.
     """
-    sides, keys = _sides(left, right), () if on is None else keys_of(on)
+    sides, keys = [side_of("left", left), side_of("right", right)], () if on is None else keys_of(on)
     tolerance_us = None if tolerance is None else span_us("tolerance", tolerance)
     checked_choice("direction", direction, get_args(Direction))
     inputs = Inputs.of(needs_broker=payloads or on is None, **where)
@@ -146,9 +146,9 @@ def unmatched(
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
-        left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
+        left: As for `related_pairs`.
         right: Like `left`.
-        on: The key whose values must be equal, or several keys, all of which must be equal.
+        on: As for `related_pairs`.
         older_than: Omit left messages younger than this, which may still get a match, and messages without a time; a
             timedelta or seconds by the driver's clock. None means messages of any age.
         within: Match only right messages at most this far in time, both ways, inclusive; a timedelta or seconds. A
@@ -171,7 +171,7 @@ def unmatched(
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
     """
-    sides, keys, span = _sides(left, right), keys_of(on), _span_of(within, before, after)
+    sides, keys, span = [side_of("left", left), side_of("right", right)], keys_of(on), _span_of(within, before, after)
     age_us = None if older_than is None else span_us("older_than", older_than)
     inputs = Inputs.of(needs_broker=True, **where)
     # Read the streams' ends and the coverage before the rows, so that the rows include everything covered.
@@ -182,10 +182,6 @@ def unmatched(
     unmatched_rows = _unmatched(left_rows, right_rows, key_columns(keys), span)
     unmatched_rows = unmatched_rows.withColumn("status", F.lit(str(status)))
     return inputs.result(unmatched_rows, on, "left", payloads=payloads, more=["status"])
-
-
-def _sides(left: Any, right: Any) -> list[Side]:
-    return [side_of("left", left), side_of("right", right)]
 
 
 def _span_of(within: Any, before: Any, after: Any) -> Span | None:
@@ -253,17 +249,14 @@ def _unmatched(left: DataFrame, right: DataFrame, keys: list[str], span: Span | 
 
 def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool) -> Status:
     """Return the status of left messages without a message on this right side."""
-    names: Sequence[str]
-    if isinstance(side, tuple):
-        names = side
-    else:
+    names: Any = side
+    if not isinstance(side, tuple):
         names = [row.stream for row in side.where("stream IS NOT NULL").select("stream").distinct().collect()]
     if not names:
         # The right frame is empty, so no match can exist.
         return Status.ABSENT
     assert inputs.broker is not None, "the broker has the ends of the streams"
-    with open_reader(inputs.broker) as reader, connected(inputs.database, inputs.snapshot) as connection:
-        return status_of_missing(reader, connection, inputs.vhost, names, keys, with_time=with_time)
+    return status_of_missing(inputs.broker, inputs.database, names, keys, with_time=with_time, snapshot=inputs.snapshot)
 
 
 # --- the nearest in time ----------------------------------------------------------------------------------

@@ -3,15 +3,15 @@
 import difflib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.errors import InvalidInput
-from relatum.reading import Broker, StreamReader
+from relatum.reading import Broker
 from relatum_spark._sequence import EPOCH_MAX, check_names
-from relatum_spark._where import TIMEOUT_S, broker_of, database_url, open_reader
+from relatum_spark._where import TIMEOUT_S, broker_of, database_url
 
 EARLIEST: Final = -2
 """The first retained message, in JSON as for Spark's Kafka source."""
@@ -53,13 +53,13 @@ class Place:
     """One number for all streams, or numbers by stream."""
     is_moment: bool = False
 
-    def of(self, stream: str) -> int:
-        """Return a stream's offset or time; raises `InvalidInput` if the option lacks the stream."""
-        if isinstance(self.number, int):
-            return self.number
-        if stream not in self.number:
-            raise InvalidInput(f"option {self.option} must name every stream that is read; {stream!r} is missing")
-        return self.number[stream]
+    def check(self, streams: Collection[str]) -> None:
+        """Raise `InvalidInput` unless numbers by stream are those of the streams that are read."""
+        if not isinstance(self.number, int) and (wrong := self.number.keys() ^ set(streams)):
+            raise InvalidInput(
+                f"option {self.option} must name each stream that is read, and no other: correct "
+                f"{', '.join(sorted(wrong))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,6 @@ class Options:
     def timeout_s(self) -> float:
         """Seconds that a task waits for one answer, at most `poll_timeout_s`."""
         return min(TIMEOUT_S, self.poll_timeout_s)
-
-    def open_reader(self) -> StreamReader:
-        """Open a connected reader. Raises the errors of `StreamReader.open`."""
-        return open_reader(self.broker, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +102,7 @@ class SourceOptions(Options):
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
-    """Parse the options of a read, as Spark gives them.
-
-    Raises:
-        ConfigurationError: no broker or database is named, or a URL is invalid.
-        InvalidInput: an option is misspelt or its value invalid, or two options contradict each other.
-    """
+    """Parse the options of a read; raises `InvalidInput`, or `ConfigurationError` without a valid server."""
     reader = _OptionReader(options)
     if streaming and (name := reader.first(*_BATCH_ONLY)):
         hint = "use `relatum_spark.Enrichment`" if name in ("key", "keyValues") else "leave it out"
@@ -153,7 +144,7 @@ class SinkOptions(Options):
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
-    """Parse the options of a write. Raises the errors of `parse_options`."""
+    """Parse the options of a write, as `parse_options` does."""
     reader = _OptionReader(options)
     write_id = reader.text("writeId")
     parsed = SinkOptions(
@@ -174,10 +165,8 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         )
     if streaming and (name := reader.first("writeId", "batchId")):
         raise InvalidInput(f"leave out the option {name}: a streaming query uses its own ids")
-    if write_id is None and reader.has("writeId"):
-        raise InvalidInput("option writeId is empty: give a text that identifies the write, or leave it out")
-    if write_id is None and reader.has("batchId"):
-        raise InvalidInput("option batchId numbers the writes of a writeId: give writeId, too")
+    if write_id is None and (reader.has("writeId") or reader.has("batchId")):
+        raise InvalidInput("give the option writeId a text that identifies the write; batchId numbers its writes")
     check_names(parsed.producer_name, parsed.write_id)
     return parsed
 
@@ -286,21 +275,15 @@ def _key_values(reader: _OptionReader) -> tuple[object, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-# --- the start and the end of a read ----------------------------------------------------------------------
-
-
 def _place(reader: _OptionReader, side: str, default: int) -> Place:
-    """Return the place where a read begins (`side` "starting") or ends ("ending").
-
-    A time for all streams overrides times by stream, which override offsets, as in Spark's Kafka source.
-    """
+    """Return where a read begins (`side` "starting") or ends: by a time, else times by stream, else offsets."""
     by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
     moment = reader.number(by_moment, least=0, most=TIME_US_MAX // 1000)
     moments, offsets = reader.text(by_moments), reader.text(by_offset)
     if moment is not None:
         return Place(by_moment, moment, is_moment=True)
     if moments is not None:
-        return Place(by_moments, _numbers(reader, by_moments, 0), is_moment=True)
+        return Place(by_moments, _numbers(reader, by_moments, 0, TIME_US_MAX // 1000), is_moment=True)
     if offsets is None:
         return Place(by_offset, default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
@@ -312,12 +295,11 @@ def _place(reader: _OptionReader, side: str, default: int) -> Place:
     return Place(by_offset, numbers)
 
 
-def _numbers(reader: _OptionReader, option: str, least: int) -> dict[str, int]:
+def _numbers(reader: _OptionReader, option: str, least: int, most: int = INTEGER_MAX) -> dict[str, int]:
     """Return numbers by stream, from JSON such as `{"orders": 120}`."""
     numbers: dict[str, int] = reader.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():
-        if type(number) is not int or not least <= number <= INTEGER_MAX:
-            raise InvalidInput(
-                f"option {option}: {number!r} of the stream {stream!r} must be a whole number >= {least}"
-            )
+        if type(number) is not int or not least <= number <= most:
+            wanted = f"a whole number from {least} to {most}"
+            raise InvalidInput(f"option {option}: {number!r} of the stream {stream!r} must be {wanted}")
     return numbers

@@ -2,7 +2,7 @@
 
 Tasks cannot use rstream. A task needs the last publishing id before it sends, which rstream hides. It needs an error if
 the connection is lost, but rstream reconnects and calls back. It needs a time-out if the broker is frozen, but rstream
-waits forever. This client is blocking, as a task is, and has no thread.
+waits forever.
 """
 
 import time
@@ -46,14 +46,11 @@ class Publisher:
     """A connection that publishes to several streams, which calls name by index. Not thread-safe."""
 
     def __init__(self, options: SinkOptions, reference: str, streams: Sequence[str]) -> None:
-        self._options = options
-        self._reference = reference
-        self._streams = tuple(streams)
+        self._options, self._reference, self._streams = options, reference, tuple(streams)
         self._pending: list[list[bytes]] = [[] for _ in streams]
         self._pending_bytes = [0] * len(self._streams)
-        self._unconfirmed: list[set[int]] = [set() for _ in streams]
-        self._in_flight = 0
-        self._progress_at = time.monotonic()
+        self._unconfirmed: set[tuple[int, int]] = set()  # target and publishing id
+        self._progress_at = 0.0
         self._connection = connect(options)
         negotiated = self._connection.session.send_bytes_max or FRAME_BYTES
         self._frame_bytes = min(FRAME_BYTES, negotiated - frames.PUBLISH_BYTES)
@@ -81,29 +78,22 @@ class Publisher:
                 raise _refusal(stream, answer.code)
         return answers
 
-    # --- publishing ---------------------------------------------------------------------------------------
-
     def publish(self, target: int, publishing_id: int, entry: bytes) -> None:
         """Publish a message, possibly buffering it; waits while too many messages are unconfirmed.
 
         `publishing_id` must be higher than the stream's previous one; `entry` is the message with that id, encoded as
         an entry by `relatum.wire`.
-
-        Raises:
-            PublishNacked: the broker refused a message.
-            PublishOutcomeUnknown: the connection was lost or timed out; sent messages may or may not be stored.
         """
         if self._pending_bytes[target] + len(entry) > self._frame_bytes:
             self._send(target)
         self._pending[target].append(entry)
         self._pending_bytes[target] += len(entry)
-        self._unconfirmed[target].add(publishing_id)
-        self._in_flight += 1
-        if self._in_flight >= self._options.in_flight_max:
+        self._unconfirmed.add((target, publishing_id))
+        if len(self._unconfirmed) >= self._options.in_flight_max:
             self._confirm(self._options.in_flight_max // 2)
 
     def finish(self) -> None:
-        """Send buffered messages and wait until the broker has confirmed all. Raises the errors of `publish`."""
+        """Send buffered messages and wait until the broker has confirmed all."""
         self._confirm(0)
 
     def _send(self, target: int) -> None:
@@ -126,8 +116,8 @@ class Publisher:
         """Send everything, and receive confirms until at most `in_flight` messages are unconfirmed."""
         for target in range(len(self._streams)):
             self._send(target)
-        self._progress_at = max(self._progress_at, time.monotonic())
-        while self._in_flight > in_flight:
+        self._progress_at = time.monotonic()
+        while len(self._unconfirmed) > in_flight:
             left = self._progress_at + self._options.confirm_timeout_s - time.monotonic()
             if left <= 0:
                 self._connection.abandon()
@@ -145,10 +135,7 @@ class Publisher:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, frames.Confirmed):
-            unconfirmed = self._unconfirmed[event.publisher]
-            before = len(unconfirmed)
-            unconfirmed.difference_update(event.publishing_ids)
-            self._in_flight -= before - len(unconfirmed)
+            self._unconfirmed.difference_update((event.publisher, number) for number in event.publishing_ids)
             self._progress_at = time.monotonic()
         elif isinstance(event, frames.Refused):
             self._connection.abandon()
@@ -164,11 +151,11 @@ class Publisher:
             self._raise_unknown(f"the stream {event.stream!r} moved or was deleted", None)
 
     def _raise_unknown(self, event: str, error: Exception | None) -> NoReturn:
-        if not self._in_flight and isinstance(error, RelatumError):
+        if not self._unconfirmed and isinstance(error, RelatumError):
             raise error
         raise PublishOutcomeUnknown(
-            f"{event} with {self._in_flight} messages unconfirmed: they may or may not be stored. A retry of the task,"
-            " or of the write under the same writeId, publishes nothing twice",
+            f"{event} with {len(self._unconfirmed)} messages unconfirmed: they may or may not be stored. A retry of the"
+            " task, or of the write under the same writeId, publishes nothing twice",
             in_stream=None,
         ) from error
 

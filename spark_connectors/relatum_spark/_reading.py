@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -15,6 +14,7 @@ from relatum.common.checks import seconds_text
 from relatum.common.ids import MessageId
 from relatum.common.waiting import Outages, backoff
 from relatum.errors import (
+    ConnectionLost,
     InvalidInput,
     InvalidRelationshipKey,
     OffsetExpired,
@@ -22,18 +22,17 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
-    StreamUnavailable,
     Transient,
     UndecodableMessage,
 )
-from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord
+from relatum.keys import InvalidValue, KeyDefinition, moment
+from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord, leaders_bounds
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
+from relatum_spark._where import open_reader
 
 _log: Final = logging.getLogger("relatum.spark")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PAUSE_S_MAX: Final = 2.0
 """Maximum seconds between two attempts to reach an unavailable broker."""
@@ -51,10 +50,7 @@ _Result = TypeVar("_Result")
 
 
 class StreamQueries:
-    """Queries a broker about streams over one connection, which stays open between queries.
-
-    While the broker is unavailable, a query is retried for `retry_s` seconds.
-    """
+    """Queries a broker over one connection, which stays open; retries for `retry_s` while the broker is unavailable."""
 
     def __init__(self, options: Options, *, retry_s: float = 0.0) -> None:
         self._options = options
@@ -69,19 +65,18 @@ class StreamQueries:
             pause_s = next(pauses)
             try:
                 if self._reader is None:
-                    self._reader = self._options.open_reader()
+                    self._reader = open_reader(self._options.broker, self._options.timeout_s)
                 answer = query(self._reader)
-            except RelatumError as error:
-                if isinstance(error, Transient):
-                    self.close()
-                    if time.monotonic() + pause_s <= limit:
-                        self._outages.failed(_OUTAGE_PART, error)
-                        time.sleep(pause_s)
-                        continue
-                self._outages.forget(_OUTAGE_PART)
-                raise
-            self._outages.over(_OUTAGE_PART)
-            return answer
+            except Transient as error:
+                self.close()
+                if time.monotonic() + pause_s > limit:
+                    self._outages.forget(_OUTAGE_PART)
+                    raise
+                self._outages.failed(_OUTAGE_PART, error)
+                time.sleep(pause_s)
+            else:
+                self._outages.over(_OUTAGE_PART)
+                return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
         """Return the streams that the options name; raises `StreamNotFound` if a super stream does not exist.
@@ -128,17 +123,18 @@ class StreamQueries:
 
     def offset_of(self, stream: str, place: Place, bounds: StreamBounds, *, is_latest_allowed: bool) -> int | None:
         """Return the offset of a place in a stream; None for the end of the stream."""
-        number = place.of(stream)
+        number = place.number if isinstance(place.number, int) else place.number[stream]
         if not place.is_moment:
             return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
-        moment = _EPOCH + timedelta(milliseconds=number)
-        message = self.run(lambda reader: next(reader.iterate(stream, moment), None))
+        since = moment(number * 1000)
+        message = self.run(lambda reader: next(reader.iterate(stream, since), None))
         if message is not None:
-            return message.offset
+            # It may have been published since the bounds were queried.
+            return min(message.offset, bounds.end)
         if is_latest_allowed:
             return None
         raise InvalidInput(
-            f"nothing was written to the stream {stream!r} at or after {moment}; set"
+            f"nothing was written to the stream {stream!r} at or after {since}; set"
             " startingOffsetsByTimestampStrategy to latest to begin at its end"
         )
 
@@ -150,33 +146,9 @@ class StreamQueries:
 
 
 def _bounds_of(reader: StreamReader, stream: str, read_to: int) -> StreamBounds:
-    """Return a stream's bounds; raises `StreamUnavailable` if a node without the leader's proof ends before `read_to`.
-
-    Such a node may only lag. An empty stream is no error.
-    """
+    """Return a stream's bounds; if it ends before `read_to`, those of its leader. An empty stream is no error."""
     bounds = reader.bounds(stream)
-    if bounds.last is not None and bounds.end < read_to and not bounds.is_sure:
-        raise _unproven_end(stream, bounds.last)
-    return bounds
-
-
-def _unproven_end(stream: str, last: int | None) -> StreamUnavailable:
-    end = "has no message" if last is None else f"ends at offset {last}"
-    return StreamUnavailable(
-        f"the stream {stream!r} {end} by the answering node, which may lag: its leader is unreachable or waits for "
-        "its replicas; retry later",
-        stream=stream,
-    )
-
-
-def check_places(options: SourceOptions, streams: list[str]) -> None:
-    """Raise `InvalidInput` if offsets or times name streams that are not read."""
-    for place in (options.starting, options.ending):
-        for stream in () if isinstance(place.number, int) else place.number:
-            if stream not in streams:
-                raise InvalidInput(
-                    f"option {place.option}: {stream!r} is not read, only {', '.join(streams)}: leave it out"
-                )
+    return bounds if bounds.last is None or bounds.end >= read_to else leaders_bounds(reader, stream)
 
 
 def report_loss(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
@@ -294,16 +266,11 @@ def read_slice(
     """Yield the rows of a slice, over its own connection; `keys` are the definitions of `options.keys`.
 
     If there are no partitions, Spark calls this once with None.
-
-    Raises:
-        OffsetExpired: retention has dropped a part of the slice, and `failOnDataLoss` is true.
-        UndecodableMessage: a message cannot be unpacked, and `failOnDataLoss` is true.
-        ReadTimeout: the broker sent nothing in time; safe to retry, as all transient errors are.
     """
     if wanted is None:
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
-    with options.open_reader() as reader:
+    with open_reader(options.broker, options.timeout_s) as reader:
         found = _scan(reader, wanted, options) if wanted.offsets is None else _read_offsets(reader, wanted, options)
         found = _unpacked(found, options)
         # The filter also checks the offsets that the table returned.
@@ -333,7 +300,7 @@ def _read_offsets(reader: StreamReader, wanted: Slice, options: SourceOptions) -
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if not isinstance(found, RelatumError):
             yield batch_of(found)
-        elif options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
+        elif options.fail_on_data_loss or not (isinstance(found, OffsetNotFound) and found.is_proven):
             raise found
         else:
             _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
@@ -346,20 +313,32 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
     gaps. So offsets are lost only if the stream's bounds exclude them. With `failOnDataLoss`, a loss is an error after
     the earlier messages were yielded; otherwise it is a warning, and reading continues after it.
     """
-    expected, before = wanted.start, -1
+    expected, before, idle_s = wanted.start, -1, options.poll_timeout_s
     while expected < wanted.stop:
-        # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
-        batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
-        with closing(batches):
-            for batch in batches:
-                if batch is None:
-                    silence = seconds_text(options.poll_timeout_s)
-                    reason = f"the stream {wanted.stream!r} delivered nothing for {silence}"
-                    raise ReadTimeout(f"{reason}: repeat the read, or raise pollTimeoutMs")
-                if batch.first_offset > expected:
-                    _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
-                expected = batch.last_offset + 1
-                yield batch
+        begun = expected
+        try:
+            # A scan ends at the end that the stream had when the scan began; messages may have arrived since.
+            scan = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=idle_s)
+            with closing(scan):
+                for batch in scan:
+                    if batch is None:
+                        silence = seconds_text(idle_s)
+                        reason = f"the stream {wanted.stream!r} delivered nothing for {silence}"
+                        raise ReadTimeout(f"{reason}: repeat the read, or raise pollTimeoutMs")
+                    if batch.first_offset > expected:
+                        _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
+                    expected = batch.last_offset + 1
+                    yield batch
+        except ConnectionLost:
+            if expected == begun:
+                raise
+            continue  # While Spark took no rows, no heartbeats were sent, and the broker closed the connection.
+        except StreamNotFound:
+            with closing(StreamQueries(options)) as queries:
+                if options.fail_on_data_loss or queries.bounds(wanted.stream, read_to=wanted.stop) is not None:
+                    raise
+            report_loss(options, StreamNotFound, f"the stream {wanted.stream!r} was deleted")
+            return
         # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began after
         # the stream's bounds were known delivers nothing either.
         rest = Slice(wanted.stream, expected, wanted.stop)
@@ -370,9 +349,9 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
     """Whether the offsets of a gap are lost; a loss is raised or logged. Healthy streams have other gaps."""
-    first, last = bounds = reader.bounds(gap.stream)
-    if (last is None or last < gap.start) and not bounds.is_sure:
-        raise _unproven_end(gap.stream, last)
+    if reader.bounds(gap.stream).holds(gap.start):
+        return False
+    first, last = leaders_bounds(reader, gap.stream)
     if first is None or last is None:
         report_lost_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:

@@ -166,17 +166,13 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """The work of a task: returns its rows with their messages. Can be pickled.
-
-    A task opens one connection, at its first read.
-    """
+    """The work of a task: returns its rows with their messages. It opens one connection, at its first read."""
 
     broker: Broker
     stream_at: int
     offset_at: int
     """The indices of the columns."""
-    added: tuple[str, ...]
-    """The names of the added columns, in order; the last is the status."""
+    added: tuple[str, ...]  # names of columns; the last is the status
     value: bool
     headers: bool
     checks: tuple[tuple[KeyDefinition, int], ...]
@@ -211,11 +207,9 @@ class Resolver:
                     if status == "found":
                         builder.add_batch(batch_of(result))
             statuses.append(status)
-            if len(statuses) >= ROWS_MAX or builder.bytes >= BYTES_MAX:
+            if row + 1 == len(places) or len(statuses) >= ROWS_MAX or builder.bytes >= BYTES_MAX:
                 yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
                 start, statuses = row + 1, []
-        if statuses:
-            yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
 
     def _with_messages(
         self, rows: pa.RecordBatch, messages: pa.RecordBatch, statuses: list[str | None]
@@ -232,10 +226,8 @@ class Resolver:
 def _status_of(result: Message | NotFound | AccessRefused) -> str:
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
-    if isinstance(result, OffsetNotFound) and not result.is_proven:
+    if not isinstance(result, OffsetNotFound):
+        return "refused" if isinstance(result, AccessRefused) else "no_stream"
+    if not result.is_proven:
         return "unproven"
-    if isinstance(result, OffsetExpired):
-        return "expired"
-    if isinstance(result, OffsetNotFound):
-        return "not_found"
-    return "refused" if isinstance(result, AccessRefused) else "no_stream"
+    return "expired" if isinstance(result, OffsetExpired) else "not_found"

@@ -129,14 +129,3 @@ class Numbering:
                 stream=self.stream,
             )
         return last
-
-
-def changed_rows(stream: str) -> Conflict:
-    """Return the error for a task whose rows differ from those of an earlier run."""
-    return Conflict(
-        f"the rows of this task for the stream {stream!r}, or their order, differ from those of an earlier run, so"
-        " publishing might store messages twice or not at all. This run sent nothing. Sort the rows within"
-        " partitions (sortWithinPartitions) or checkpoint them before the write; give each separate write its own"
-        " writeId",
-        stream=stream,
-    )

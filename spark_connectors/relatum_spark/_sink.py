@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import DataType, MapType, StructType
 
 from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
-from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey
-from relatum.keys import KeyDefinition, SkipReason
+from relatum.errors import ConfigurationError, Conflict, InvalidInput
+from relatum.keys import KeyDefinition, is_integer_text
 from relatum.publishing import Stamper
 from relatum.superstreams import partition_of
 from relatum.wire import frames
@@ -28,7 +28,7 @@ from relatum_spark._encode import NEW_LAYOUT_SINCE, encode_content
 from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._reading import StreamQueries
-from relatum_spark._sequence import Numbering, changed_rows, reference_of
+from relatum_spark._sequence import Numbering, reference_of
 from relatum_spark._where import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -53,30 +53,16 @@ _PROPERTY_TYPES: Final = {
     for each in PROPERTIES.fields
 }
 
-_NO_KEYS: Final = {
-    **{"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL},
-    **{"struct": SkipReason.NESTED, "map": SkipReason.NESTED},
-}
-"""The reasons why a key cannot have these types."""
-
 _SPOOL_BYTES: Final = 64 << 20
 """Maximum bytes of messages that a task holds in memory; beyond that it uses a temporary file."""
 
 _SPOOLED: Final = struct.Struct(">HQI")
 _TARGET_BYTES: Final = 2
 
-_DIGITS_MAX: Final = 19
-"""Maximum characters of a time header in microseconds, with some reserve; a longer text is invalid."""
-
 
 @dataclass(frozen=True)
 class Published(WriterCommitMessage):
-    """The result of a write's task.
-
-    Attributes:
-        sent: Number of messages it published, all confirmed.
-        found: Number of messages that an earlier run of the task had published.
-    """
+    """The numbers of messages that a task published, and that an earlier run of it had published."""
 
     sent: int
     found: int
@@ -109,13 +95,16 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
 
 
 def _check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raise `InvalidInput` for missing or unknown columns or types; `InvalidRelationshipKey` for a key's type."""
+    """Raise `InvalidInput` for missing, reserved or unknown columns, or a type that a message cannot carry."""
     types = {each.name: each.dataType for each in schema.fields}
-    for needed in ("value", options.routing_key):
+    for needed in ("value", *options.key_columns, options.routing_key):
         if needed is not None and needed not in types:
             raise InvalidInput(f"the column {needed!r} is missing; the columns are {', '.join(types)}")
+    for name in {*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER}.intersection(options.key_columns):
+        raise InvalidInput(f"option keyColumns: the name {name!r} is reserved")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
+    checks += [(name, types[name], _KEY_TYPES) for name in options.key_columns]
     if isinstance(headers := types.get("headers"), MapType):
         checks += [("headers", headers.keyType, ("string",)), ("headers", headers.valueType, _HEADER_TYPES)]
     if isinstance(properties := types.get("properties"), StructType):
@@ -128,8 +117,6 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     for name, kind, kinds in checks:
         if kind.typeName() not in kinds:
             raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {', '.join(kinds)}")
-    for name in options.key_columns:
-        _check_key(name, types.get(name))
     if unknown := types.keys() - {*_COLUMN_TYPES, *options.key_columns, options.routing_key}:
         raise InvalidInput(
             f"the columns {', '.join(sorted(unknown))} do not fit a message: a row has value, headers, properties"
@@ -137,32 +124,11 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
         )
 
 
-def _check_key(name: str, kind: DataType | None) -> None:
-    if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
-        raise InvalidInput(f"option keyColumns: the column {name!r} is missing, or its name is reserved")
-    if kind.typeName() not in _KEY_TYPES:
-        reason = _NO_KEYS.get(kind.typeName(), SkipReason.UNSUPPORTED)
-        raise InvalidRelationshipKey(
-            f"the column {name!r} is {kind.simpleString()}, which cannot be a key ({reason}): cast it to text, a whole"
-            " number or a timestamp",
-            key=name,
-            reason=str(reason),
-        )
-
-
 # --- in the tasks -----------------------------------------------------------------------------------------
 
 
 class _Writer:
-    """The base of both writers. The driver creates it, which checks the write before any task runs. Can be pickled.
-
-    Attributes:
-        keys: (column, header) of each key that has a column.
-        definitions: The keys whose values are checked.
-        streams: The stream, or the super stream's streams in order.
-        new_layout: Whether the broker uses the message layout of RabbitMQ 3.13 and later.
-        message_bytes_max: 0 means no limit.
-    """
+    """The base of both writers. The driver creates it, which checks the write before any task runs. Can be pickled."""
 
     _is_streaming = False
 
@@ -224,16 +190,11 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        context = TaskContext.get()
-        if context is None:
-            raise ConfigurationError("a streaming query can write only in Spark's tasks")
-        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+        context: Any = TaskContext.get()
+        query, batch = (context and context.getLocalProperty(name) for name in (_QUERY, _BATCH))
         if query is None or batch is None:
-            raise ConfigurationError("this task belongs to no streaming query: Spark gave it no query and batch id")
+            raise ConfigurationError("this is not a task of a streaming query: Spark gave it no query and batch id")
         return self._write(iterator, query, int(batch), context.partitionId())
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        """Do nothing: published messages stay, and a retry continues after them."""
 
 
 def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool") -> list[int]:
@@ -243,7 +204,14 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
     if missing:
         missing.difference_update((target, publishing_id) for target, publishing_id, _ in spool.entries())
     for target, _ in missing:
-        raise changed_rows(numberings[target].stream)
+        stream = numberings[target].stream
+        raise Conflict(
+            f"the rows of this task for the stream {stream!r}, or their order, differ from those of an earlier run, so"
+            " publishing might store messages twice or not at all. This run sent nothing. Sort the rows within"
+            " partitions (sortWithinPartitions) or checkpoint them before the write; give each separate write its own"
+            " writeId",
+            stream=stream,
+        )
     return after
 
 
@@ -265,10 +233,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
 
 
 class Spool:
-    """The messages of a task: checked, numbered, and held until all rows are known to be valid.
-
-    `numberings` has one numbering for each of the writer's streams. Closing the spool deletes its file.
-    """
+    """The messages of a task: checked, numbered, and held until all rows are known to be valid."""
 
     def __init__(self, writer: _Writer, numberings: Sequence[Numbering]) -> None:
         self._writer = writer
@@ -335,8 +300,8 @@ def _headers(given: Any) -> dict[str, Any]:
     """Prepare headers that Spark may have read from a stream: convert the time from text, drop the receipt."""
     headers: dict[str, Any] = dict(given or {})
     headers.pop(RECEIPT_HEADER, None)
-    stamped = headers.get(TIME_HEADER)
-    if type(stamped) is str and stamped.removeprefix("-").isdecimal() and len(stamped) <= _DIGITS_MAX:
+    stamped: Any = headers.get(TIME_HEADER)
+    if is_integer_text(stamped):
         headers[TIME_HEADER] = int(stamped)
     return headers
 

@@ -2,7 +2,6 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,17 +15,17 @@ from pyspark.sql import functions as F
 
 from relatum.common.checks import checked_count, checked_name, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading import StreamReader
+from relatum.reading import Broker
 from relatum.store.catalog import check_recorded, streams_named
-from relatum.store.coverage import TIME, coverage_of, covered
-from relatum.store.database import as_engine, make_engine, sql
+from relatum.store.coverage import TIME, coverage_by_stream, covered
+from relatum.store.database import as_engine, at_one_moment, make_engine, sql
 from relatum.store.parts import table_parts_of
 from relatum.store.translation import translated_errors
 from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
-from relatum_spark._where import database_url, definitions_in, jdbc_options, names_of, require_driver
+from relatum_spark._where import database_url, definitions_in, jdbc_options, names_of, open_reader, require_driver
 
 COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 
@@ -90,13 +89,13 @@ def relationships(
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         table = _table(connection, stream_ids, key_ids)
         predicates = _predicates(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
-    # With nested loops, the planner would scan a part of the table once for each stream and key.
-    options["sessionInitStatement"] = "SET enable_nestloop = off"
+    # With nested loops, the planner would scan a part of the table once for each stream and key. Spark runs this in the
+    # transaction of the read, so a pooler does not give the setting to other clients.
+    begin = "SET LOCAL enable_nestloop = off"
     if snapshot is not None:
-        options["sessionInitStatement"] = (
-            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
-            f"SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; SET enable_nestloop = off"
-        )
+        level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        begin = f"{level}; SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; {begin}"
+    options["sessionInitStatement"] = begin
     frame = spark.read.jdbc(options.pop("url"), table, predicates=predicates, properties=options)
     # Converted here and not in SQL, where Spark would push filters on it down as text without a time zone.
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
@@ -223,32 +222,33 @@ def connected(url: str, snapshot: Snapshot | None = None) -> Iterator[sa.Connect
         with snapshot.connect() as connection:
             yield connection
         return
-    with as_engine(url) as engine, translated_errors(), engine.connect() as connection:
-        yield connection.execution_options(isolation_level="REPEATABLE READ")
+    with as_engine(url) as engine, at_one_moment(engine) as connection:
+        yield connection
 
 
 # --- the rows to read -------------------------------------------------------------------------------------
 
 
 def status_of_missing(
-    reader: StreamReader,
-    connection: sa.Connection,
-    vhost: str,
+    broker: Broker,
+    database: str,
     names: Sequence[str],
     keys: Sequence[str],
     *,
     with_time: bool,
+    snapshot: Snapshot | None = None,
 ) -> Status:
     """Return the status of rows without related messages in these streams; call this before you read the table.
 
     `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
-    `NOT_RECORDED_YET` or `UNPROVEN`: related messages may exist. A snapshot's connection uses its coverage.
+    `NOT_RECORDED_YET` or `UNPROVEN`: related messages may exist. With a snapshot, its coverage counts.
     """
-    servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
-    catalog = Catalog(servers, vhost)
-    catalog.check_names(names)
-    key_ids = {catalog.definition(key).key_id for key in keys} | ({TIME} if with_time else set())
-    return evidence(catalog, names, key_ids).status(is_found=False, was_read=False, is_whole=True)
+    with open_reader(broker) as reader, connected(database, snapshot) as connection:
+        servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
+        catalog = Catalog(servers, broker.vhost)
+        catalog.check_names(names)
+        key_ids = {catalog.definition(key).key_id for key in keys} | ({TIME} if with_time else set())
+        return evidence(catalog, names, key_ids).status(is_found=False, was_read=False, is_whole=True)
 
 
 def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> str:
@@ -258,14 +258,11 @@ def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequen
     but no names from users. Streams and keys are joined by id, in force or not, so that a stream or key replaced
     while tasks run is not missing in only some tasks.
     """
-    by_stream = defaultdict(list)
-    for row in coverage_of(connection, stream_ids):
-        by_stream[row.stream_id].append(row)
     bounds = [
         (stream_id, key_id, *offsets)
-        for stream_id in stream_ids
+        for stream_id, rows in coverage_by_stream(connection, stream_ids).items()
         for key_id in key_ids
-        for offsets in covered(by_stream[stream_id], key_id)
+        for offsets in covered(rows, key_id)
     ]
     columns = list(zip(*bounds, strict=True)) or [(), (), (), ()]
     arrays = ", ".join(

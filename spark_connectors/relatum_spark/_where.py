@@ -28,8 +28,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import Broker, StreamReader
 from relatum.store.address import parse_database
 from relatum.store.catalog import key_definitions
-from relatum.store.database import as_engine
-from relatum.store.translation import translated_errors
+from relatum.store.database import as_engine, transaction
 
 if TYPE_CHECKING:
     from relatum_spark._table import Snapshot
@@ -148,8 +147,6 @@ def span_us(argument: str, given: Any) -> int:
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more, not {shown(given)}")
-    if isinstance(given, timedelta):  # exact, unlike a float of seconds
-        return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
     return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
 
 
@@ -157,7 +154,7 @@ def definitions_of(database: str, names: Collection[str] | None) -> list[KeyDefi
     """Like `definitions_in`, but without names it does not query the database."""
     if names is not None and not names:
         return []
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         return definitions_in(connection, names)
 
 
@@ -186,7 +183,7 @@ def in_tasks(
     spark: SparkSession,
     function: Callable[[Any], Iterable[pa.RecordBatch]],
     items: Sequence[Any],
-    schema: StructType,
+    schema: StructType | str,
 ) -> DataFrame:
     """Return a function's results for the items, each from its own task. Uses no RDDs, for Spark Connect."""
 
@@ -212,9 +209,8 @@ def jdbc_jar() -> str:
         if not Path(named).is_file():
             raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which is not a file: correct or unset it")
         return named
-    for jar in _JARS:
-        if jar.is_file():
-            return str(jar)
+    if found := next(filter(Path.is_file, _JARS), None):
+        return str(found)
     raise ConfigurationError(
         f"no PostgreSQL JDBC driver is installed here: set {JAR_VARIABLE} to its jar, install the system's package "
         f"(libpostgresql-jdbc-java, postgresql-jdbc), or let Spark fetch it: spark.jars.packages={COORDINATES}"
@@ -264,6 +260,9 @@ def jdbc_options(database: str) -> dict[str, str]:
         "prepareThreshold": "0",
         "user": user,
     }
+    if len(hosts) > 1:
+        # As Relatum's own connections: a standby may lag behind the coverage that the primary names.
+        options["targetServerType"] = "primary"
     if password := given.get("password", defaults["password"]):
         options["password"] = password
     for name, text in given.items():

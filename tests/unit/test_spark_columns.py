@@ -19,8 +19,7 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
 from relatum.wire.amqp10 import Opaque
-from relatum_spark._columns import ColumnBuilder, batch_of
-from relatum_spark._records import header_text
+from relatum_spark._columns import ColumnBuilder, batch_of, header_text
 from tests.unit.test_extract import damaged, messages
 
 KEYS = [

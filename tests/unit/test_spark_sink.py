@@ -119,6 +119,8 @@ def test_what_is_encoded_is_read(body: bytes, headers: dict[str, object], new: b
         ({}, {"priority": 256}),
         ({}, {"delivery_mode": 3}),
         ({}, {"expiration": "soon"}),
+        ({"a": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)}, {}),
+        ({}, {"timestamp": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)}),
     ],
 )
 def test_what_cannot_be_sent_is_refused(headers: dict[str, object], properties: dict[str, object]) -> None:

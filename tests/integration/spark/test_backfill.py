@@ -16,7 +16,7 @@ import relatum_spark
 from relatum.errors import ConfigurationError, CoverageConflict, KeyNotDefined, StreamNotFound
 from relatum.recording import backfill as kernel_backfill
 from relatum.store.catalog import add_keys, streams_named
-from relatum.store.database import as_engine
+from relatum.store.database import IDLE_S, as_engine
 from relatum.superstreams import Layout
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support._raw_publisher import RawPublisher
@@ -136,6 +136,20 @@ def test_a_batch_that_cannot_be_unpacked_does_not_keep_the_back_fill_from_its_en
     (report,) = fill(place)
     assert (report.messages, place.values()) == (2, ["a", "b"])
     assert place.status().covered["order_id"] == [(0, 1), (3, 4)]
+
+
+def test_a_task_that_freezes_amid_a_commit_keeps_no_locks(place: Place) -> None:
+    """PostgreSQL ends a transaction of the driver or of a task that is idle for too long."""
+    place.sql("CREATE TABLE limits (idle text)")
+    place.sql(
+        "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO limits VALUES (current_setting('idle_in_transaction_session_timeout')); RETURN NEW; END $$"
+    )
+    place.sql("CREATE TRIGGER look BEFORE INSERT ON relatum.coverage FOR EACH ROW EXECUTE FUNCTION look()")
+    publish(place, 10)
+    add_keys(place.engine, ["order_id"])
+    fill(place)
+    assert place.sql("SELECT DISTINCT idle FROM limits") == [(f"{IDLE_S:g}s",)]
 
 
 def test_the_rate_of_all_tasks_together_is_kept(place: Place) -> None:

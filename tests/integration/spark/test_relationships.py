@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,6 +24,7 @@ from relatum.store.parts import drop_parts
 from tests.support import publish_plain, recording, unique_name, wait_until
 from tests.support.databases import named
 from tests.support.pages import blocks_of, run
+from tests.support.pgbouncer import pgbouncer
 from tests.support.place import Place
 from tests.support.plans import filled_database
 
@@ -215,6 +217,15 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
 UPDATE relatum.table_parts SET closed_at = now(), leaving_at = now() - interval '2 days' WHERE part = 1;
 """
 """Three parts; of the first, which is leaving, a tenth is retained, and much of the rest."""
+
+
+def test_a_pooler_gets_its_sessions_back_as_they_were(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """A setting of a task must not stay in a session that pgbouncer gives to other clients next."""
+    place.sql(SMALL)
+    with pgbouncer(place.database, tmp_path, pool_size=1, more="ignore_startup_parameters = extra_float_digits") as url:
+        assert relatum_spark.relationships(spark, database=url).count() == 150
+        with psycopg.connect(url) as session:
+            assert session.execute("SHOW enable_nestloop").fetchone() == ("on",)
 
 
 def test_what_is_not_there_is_named(spark: SparkSession, skewed: str, monkeypatch: pytest.MonkeyPatch) -> None:

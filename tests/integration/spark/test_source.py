@@ -267,6 +267,26 @@ def test_moments(source: Source) -> None:
     assert source.offsets(**late) == []
 
 
+def test_a_moment_that_comes_while_a_read_is_planned(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first message after it may be behind the end that was asked for first, and a gap of the broker's own."""
+    source.put(orders(2))
+    ask = StreamReader.bounds
+
+    def ask_before_a_message(reader: StreamReader, stream: str) -> StreamBounds:
+        bounds = ask(reader, stream)
+        if bounds.end == 2:
+            with RawPublisher(source.options["streamUrl"], stream) as publisher:
+                publisher.store_offset("a-consumer", 1)
+                publisher.publish(b"\0Su\xa0\1x")
+        return bounds
+
+    with StreamReader.open(source.amqp) as reader:
+        latest = max(message.chunk_ms or 0 for message in reader.iterate(source.stream))
+    wait_until(lambda: time.time() * 1000 > latest + 1)
+    monkeypatch.setattr(StreamReader, "bounds", ask_before_a_message)
+    assert source.offsets(endingTimestamp=latest + 1) == [0, 1]
+
+
 def test_keys(source: Source, recorded: Place) -> None:
     """All messages with one of the values, recorded or not; each key is a column of its canonical value."""
     of_table = {"database": recorded.database}
@@ -307,11 +327,12 @@ def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> No
 def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source) -> None:
     """Offsets that were planned and are not there any more are not the end of the stream, but a typed error in time."""
     source.put(orders(9))
-    reader = source.reader()
+    reader, lenient = source.reader(), source.reader(failOnDataLoss="false")
     (partition,) = reader.partitions()
     delete_stream(source.amqp, source.stream)
     with in_time(30), pytest.raises((StreamNotFound, Transient)):
         list(reader.read(partition))
+    assert list(lenient.read(partition)) == []
     declare_stream(source.amqp, source.stream)
     source.put(orders(4))
     with pytest.raises(OffsetNotFound, match="declared again"):
@@ -343,6 +364,22 @@ def test_the_end_that_a_lagging_node_shows_is_no_loss(
     for flag in ("true", "false"):
         with pytest.raises(StreamUnavailable):
             list(source.reader(failOnDataLoss=flag).read(longer))
+        # A read that is planned now would lack the newest messages without an error.
+        with pytest.raises(StreamUnavailable):
+            source.reader(failOnDataLoss=flag).partitions()
+
+
+def test_a_message_that_may_only_be_missing_now_is_no_loss(
+    source: Source, recorded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that waits for its replicas proves nothing about an offset of the table."""
+    options = {"database": recorded.database, "key": "order_id", "keyValues": '["o7"]'}
+    reader = source.reader(failOnDataLoss="false", **options)
+    by_offset, _ = reader.partitions()
+    unproven = OffsetNotFound("", stream=source.stream, offset=7, last=None, is_proven=False)
+    monkeypatch.setattr(StreamReader, "read_many", lambda self, ids: iter([unproven]))
+    with pytest.raises(OffsetNotFound):
+        list(reader.read(by_offset))
 
 
 def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +448,20 @@ def test_retention_in_the_middle_of_a_read(short: Source, caplog: pytest.LogCapt
     assert sorted(offsets + lost) == list(range(18))
     assert offsets[0] == 0
     assert lost
+
+
+def test_a_slow_query_outlives_its_connection(source: Source) -> None:
+    """While Spark takes no rows, no heartbeats are sent, and the broker closes the connection: the task reads on."""
+    source.put([b"x" * 10_000] * 300)
+    with Proxy.to(source.options["streamUrl"]) as streams:
+        reader = source.reader(batchRows=1, streamUrl=streams.url(source.options["streamUrl"]))
+        (partition,) = reader.partitions()
+        batches: Any = reader.read(partition)
+        offsets = next(batches)["offset"].to_pylist()
+        streams.cut()
+        for batch in batches:
+            offsets += batch["offset"].to_pylist()
+    assert offsets == list(range(300))
 
 
 def test_a_frozen_broker_ends_the_task_in_time(source: Source) -> None:

@@ -320,8 +320,9 @@ def test_a_deleted_stream_is_waited_for_and_then_left_out_on_request(
     planner.freeze()
     end = planner.latest(start)
     assert end == planner.latest(end) == {first: 10}
-    replayed = make(streams=both, failOnDataLoss="false")
-    assert replayed.slices(start, {first: 10, second: 10}) == [(first, 5, 10)]
+    # A batch may have been planned before, by this run or an earlier one.
+    read = make(streams=both, failOnDataLoss="false").read(start, {first: 10, second: 10})
+    assert [(row["stream"], row["offset"]) for row in read] == [(first, offset) for offset in range(5, 10)]
 
     def come_back() -> None:
         declare_stream(amqp_url, second)
