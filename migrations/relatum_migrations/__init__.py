@@ -1,7 +1,7 @@
 """Creates and upgrades the schema `relatum`: Alembic runs SQL files, from an importable package without an ini file.
 
-`sql/schema.sql` is the whole schema, for new databases. A database of release 0.4.0 or later gets the revisions that it
-lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
+`sql/new_in_0_5.sql` and `sql/schema.sql` are the whole schema, for new databases. A database of release 0.4.0 or later
+gets the revisions that it lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
 
 The version table is `relatum.alembic_version`, so an application's own migrations are not affected.
 """
@@ -94,8 +94,7 @@ def _create(connection: Connection) -> None:
     # A statement with IF NOT EXISTS needs the right to create schemas, which the schema's owner may lack.
     if not inspect(connection).has_schema("relatum"):
         connection.exec_driver_sql(_CREATE)
-    run(connection, "functions.sql")
-    run(connection, "schema.sql")
+    run(connection, *_FILES)
     alembic_command.stamp(_config(connection), "head")
     run(connection, "roles.sql")
 
@@ -131,14 +130,14 @@ def sql() -> str:
     """Return the SQL that creates the schema in a new database, to review it. Does not connect to a database."""
     stamp = io.StringIO()
     alembic_command.stamp(_config(output=stamp), "head", sql=True)
-    files = _CREATE, _text("functions.sql"), _text("schema.sql"), stamp.getvalue(), _text("roles.sql")
-    return "\n".join(("BEGIN;\n", *files, "COMMIT;\n"))
+    return "\n".join(("BEGIN;\n", _CREATE, *map(_text, _FILES), stamp.getvalue(), _text("roles.sql"), "COMMIT;\n"))
 
 
-def run(connection: Connection, name: str) -> None:
-    """Run an SQL file in the current transaction."""
-    # Without parameters psycopg accepts several statements, and does not interpret `%`.
-    connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
+def run(connection: Connection, *names: str) -> None:
+    """Run SQL files in the current transaction."""
+    for name in names:
+        # Without parameters psycopg accepts several statements, and does not interpret `%`.
+        connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
 
 
 def _text(name: str) -> str:
@@ -146,6 +145,9 @@ def _text(name: str) -> str:
 
 
 _CREATE: Final = "CREATE SCHEMA IF NOT EXISTS relatum;\n"
+
+_FILES: Final = ("functions.sql", "new_in_0_5.sql", "schema.sql")
+"""The files that create everything in a new schema, in order, except the privileges."""
 
 _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "
