@@ -1,17 +1,15 @@
 """`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording streams."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
-from relatum import metrics, recording
+from relatum import errors, metrics, recording
 from relatum.collecting import forget_finished
 from relatum.common.limits import RECORDER_CONNECTIONS_MAX
 from relatum.contexts import forget_placements
-from relatum.errors import AccessRefused, AnotherBroker, CoverageConflict, NotFound, RelatumError, StreamNotFound
-from relatum.reading import StreamReader
+from relatum.reading import StreamReader, concerns_broker
 from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
@@ -66,7 +64,8 @@ def record(
         recorder.run(stop)
 
 
-# --- backfill ---------------------------------------------------------------------------------------------
+_GENERAL: Final = (errors.ConfigurationError, errors.DatabaseUnavailable, errors.InvalidInput, errors.KeyNotDefined)
+"""Errors that other streams would have, too."""
 
 
 def backfill(
@@ -84,7 +83,7 @@ def backfill(
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
         targets = meant_streams(engine, reader, broker.vhost, streams or None)
-    failed: list[RelatumError] = []
+    failed: list[errors.RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
 
@@ -98,10 +97,11 @@ def backfill(
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
             try:
                 reports.append(recording.backfill(broker, url, name, keys=keys or None, **options))
-            except (NotFound, AccessRefused, CoverageConflict) as error:
-                if streams:
+            except errors.RelatumError as error:
+                is_general = isinstance(error, _GENERAL) and not isinstance(error, errors.AnotherBroker)
+                if streams or is_general or concerns_broker(error):
                     raise
-                if isinstance(error, StreamNotFound):
+                if isinstance(error, errors.StreamNotFound):
                     note(f"{name}: skipped, because the broker no longer has this stream")
                 else:
                     failed.append(error)
@@ -112,9 +112,6 @@ def backfill(
         note(str(each))
     if failed:
         raise failed[0]
-
-
-# --- verify -----------------------------------------------------------------------------------------------
 
 
 def verify(
@@ -144,17 +141,12 @@ def verify(
         _print_verified(report)
         for line in done or ():
             say(f"{'would be done' if dry_run else 'done'}: {line}")
-    _end_verified(report, streams or ())
-
-
-def _end_verified(report: VerifyReport, names: Sequence[str]) -> None:
-    """End with the code for differences, for a stream that cannot be read, or for a named stream without a record."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
     for error in report.failed.values():
         raise error
     recorded = {name for each in report.streams if each.is_recorded for name in (each.stream, each.super_stream)}
-    if not recorded.issuperset(names):
+    if not recorded.issuperset(streams or ()):
         raise typer.Exit(ExitCode.NOT_THERE)
 
 
@@ -201,9 +193,6 @@ def _print_differences(stream: StreamVerified) -> None:
         say(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")
 
 
-# --- prune and forget -------------------------------------------------------------------------------------
-
-
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
     """Delete rows of messages that retention has dropped, and of removed keys.
 
@@ -221,7 +210,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
             # What another broker retains says nothing about these streams.
-            if not any(isinstance(error, AnotherBroker) for error in report.failed.values()):
+            if not any(isinstance(error, errors.AnotherBroker) for error in report.failed.values()):
                 forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
@@ -258,6 +247,8 @@ def forget(
     needs `--yes` or `--dry-run`.
     """
     url, vhost = given.database_url, given.vhost
+    if origin and dry_run:
+        raise typer.BadParameter("--origin and --dry-run cannot be combined")
     if origin:
         forgotten = recording.forget_origin(url, streams, vhost=vhost)
         answer(forgotten, f"The recorded broker was forgotten for {', '.join(forgotten)}.", as_json=given.as_json)
