@@ -303,7 +303,7 @@ def _traced(relations: Relations, name: str, value: list[str], options: dict[str
 
 
 def _is_offset(value: list[str]) -> bool:
-    return len(value) == 1 and value[0].isascii() and value[0].isdigit()
+    return len(value) == 1 and value[0].isascii() and value[0].isdigit() and len(value[0]) < 20
 
 
 def _trace_lines(found: Trace) -> list[str]:
