@@ -50,9 +50,7 @@ def record(
     log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
-    """Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C.
-
-    After either signal, it finishes its current batch and stops. It waits while the broker or the database is
+    """After either signal, it finishes its current batch and stops. It waits while the broker or the database is
     unavailable. Recorders of the same streams share them: if one dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
@@ -74,9 +72,7 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Record messages that are not recorded yet; a stopped run can be resumed.
-
-    It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
+    """It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
     read or was replaced; it then exits with that error's code. `--json` prints one document, a list of the streams:
     stream, messages, rows, from_offset, to_offset, seconds.
     """
@@ -123,11 +119,9 @@ def verify(
     dry_run: bool = option(True, "With --repair: only show the repairs, or make them.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
-    """Compare streams with the recorded rows, in both directions.
-
-    It reads the streams: each value of a key must have a row, and each row a message with the value. Exits with code 7
-    if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3 if
-    you name no stream and none is recorded. A stream that cannot be read is listed and does not stop the others; the
+    """It reads the streams: each value of a key must have a row, and each row a message with the value. Exits with code
+    7 if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3
+    if you name no stream and none is recorded. A stream that cannot be read is listed and does not stop the others; the
     command then exits with that error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
@@ -194,10 +188,8 @@ def _print_differences(stream: StreamVerified) -> None:
 
 
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
-    """Delete rows of messages that retention has dropped, and of removed keys.
-
-    It deletes rows in bounded batches. Without names, it also deletes old finished messages of collectors, and affinity
-    sets and moves that ended long ago.
+    """It deletes rows in bounded batches. Without names, it also deletes old finished messages of collectors, and
+    affinity sets and moves that ended long ago.
 
     A stream that cannot be read is listed and does not stop the others; the command then exits with that error's code.
     If a name is not recorded, it exits with code 6 and deletes nothing.
@@ -234,11 +226,10 @@ def forget(
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:
-    """Delete everything recorded for streams; the streams themselves stay.
-
-    Stop the recorders of the streams first. The command asks for confirmation, and deletes in bounded batches; if it is
-    killed, run it again. `--broker` is used only for its virtual host. If nothing is recorded for a name it exits with
-    code 6, and if a stream is still in use with 7, and deletes nothing. `--dry-run` also shows rows of streams in use.
+    """Stop the recorders of the streams first. The command asks for confirmation, and deletes in bounded batches; if it
+    is killed, run it again. `--broker` is used only for its virtual host. If nothing is recorded for a name it exits
+    with code 6, and if a stream is still in use with 7, and deletes nothing. `--dry-run` also shows rows of streams in
+    use.
 
     `--origin` deletes nothing and asks nothing. Use it after a new broker has replaced the old one: the next recorder
     assigns the streams to the new broker, and records streams that differ from their beginning.
