@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from relatum.contexts import AffinitySet, AffinitySets
+from relatum.contexts import AffinitySets
 from relatum.errors import InvalidInput
 from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions, one_by_one
 from relatum_cli.options import Commands, argument, option, parse_span
@@ -31,14 +31,10 @@ def list_sets(
     show(found, _COLUMNS, as_json=given.as_json, empty="No such set is open.")
 
 
-def _state(found: AffinitySet) -> str:
-    return found.state if found.move_id is None else f"{found.state} (move {found.move_id})"
-
-
 _COLUMNS: Final[Cells] = {
     "set": "name",
     "partition": "partition",
-    "state": _state,
+    "state": lambda each: each.state if each.move_id is None else f"{each.state} (move {each.move_id})",
     "opened": "opened_at",
     "last used": "used_at",
 }

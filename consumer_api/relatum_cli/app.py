@@ -3,7 +3,8 @@
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any, Final, NamedTuple
+from inspect import getdoc
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,57 +20,49 @@ RECORD: Final = "Record"
 ORDER: Final = "Order and groups"
 OPERATE: Final = "Operate"
 
-
-class Entry(NamedTuple):
-    """A command as the help lists it: its module, its heading, and the first paragraph of its own help."""
-
-    module: str
-    panel: str
-    help: str
-
-
 COMMANDS: Final = {
-    "find": Entry("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
-    "related": Entry("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Entry("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
-    "trace": Entry("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
-    "read": Entry("find", LOOK_UP, "Read messages at offsets, without the database."),
-    "expect": Entry("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
-    "missing": Entry("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
-    "web": Entry("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
-    "mcp": Entry("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
-    "keys": Entry("keys", RECORD, "Define, list and remove relationship keys."),
-    "tap": Entry("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
-    "untap": Entry("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
-    "record": Entry("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
-    "backfill": Entry("record", RECORD, "Record messages that are not recorded yet; a stopped run can be resumed."),
-    "verify": Entry("record", RECORD, "Compare streams with the recorded rows, in both directions."),
-    "prune": Entry("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
-    "forget": Entry("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
-    "status": Entry("status", RECORD, "Show how far each stream is recorded, and its latest events."),
-    "groups": Entry("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
-    "outcome": Entry("status", ORDER, "Show the outcomes of messages that collectors process."),
-    "contexts": Entry("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
-    "affinity": Entry("affinity", ORDER, "List, show, close and move affinity sets."),
-    "super-stream": Entry("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
-    "up": Entry("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
-    "demo": Entry("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
-    "migrate": Entry("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
+    "find": ("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
+    "related": ("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
+    "around": ("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
+    "trace": ("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
+    "read": ("find", LOOK_UP, "Read messages at offsets, without the database."),
+    "expect": ("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
+    "missing": ("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
+    "web": ("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
+    "mcp": ("servers", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
+    "keys": ("keys", RECORD, "Define, list and remove relationship keys."),
+    "tap": ("streams", RECORD, "Copy each message of exchanges into a stream, without changing publishers."),
+    "untap": ("streams", RECORD, "Stop copying messages of exchanges. Streams and recorded rows stay."),
+    "record": ("record", RECORD, "Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C."),
+    "backfill": ("record", RECORD, "Record messages that are not recorded yet; a stopped run can be resumed."),
+    "verify": ("record", RECORD, "Compare streams with the recorded rows, in both directions."),
+    "prune": ("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
+    "forget": ("record", RECORD, "Delete everything recorded for streams; the streams themselves stay."),
+    "status": ("status", RECORD, "Show how far each stream is recorded, and its latest events."),
+    "groups": ("groups", ORDER, "List incomplete groups; show one group, or a group consumer."),
+    "outcome": ("status", ORDER, "Show the outcomes of messages that collectors process."),
+    "contexts": ("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
+    "affinity": ("affinity", ORDER, "List, show, close and move affinity sets."),
+    "super-stream": ("streams", ORDER, "Declare, describe and delete super streams; show where keys go."),
+    "up": ("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
+    "demo": ("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
+    "migrate": ("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
 }
-"""All commands, in the order of the help."""
+"""All commands in the order of the help: module, heading, and the help's first line, which the docstring continues."""
 
 
 def load(name: str) -> Any:
     """Import a command, and return it as a Click command."""
-    entry = COMMANDS[name]
-    found = getattr(import_module(f"relatum_cli.{entry.module}"), name.replace("-", "_"))
+    module, _, text = COMMANDS[name]
+    found = getattr(import_module(f"relatum_cli.{module}"), name.replace("-", "_"))
     # Typer converts only functions and applications that are part of an application.
     parent = Commands(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name, help=entry.help, no_args_is_help=True)
+        parent.add_typer(found, name=name, help=text, no_args_is_help=True)
     else:
         # The MOMENT of `around` may be -5m, which is not an option.
-        parent.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
+        settings = {"ignore_unknown_options": name == "around"}
+        parent.command(name, help=f"{text}\n\n{getdoc(found)}", context_settings=settings)(found)
     return typer.main.get_group(parent).get_command(None, name)  # type: ignore[arg-type]
 
 
@@ -78,8 +71,8 @@ class _LazyGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, entry in COMMANDS.items():
-            self.add_command(TyperCommand(name, help=entry.help, rich_help_panel=entry.panel), name)
+        for name, (_, panel, text) in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=text, rich_help_panel=panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a command as Typer does, and import it: the list has only placeholders."""

@@ -162,9 +162,6 @@ _ASSIGNED: Final[Cells] = {
 }
 
 
-# --- moves ------------------------------------------------------------------------------------------------
-
-
 @contexts.command()
 def move(
     *,
@@ -255,9 +252,6 @@ def abort(
     """Abort moves: their contexts stay in their partitions. `--json` prints one document, the list of the moves."""
     with given.open_with_broker(SerializationContexts) as opened:
         given.show_moves(lambda progress: one_by_one(partial(opened.abort, reason=reason, progress=progress), moves))
-
-
-# --- partitions and consumers -----------------------------------------------------------------------------
 
 
 @contexts.command()

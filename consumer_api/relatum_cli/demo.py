@@ -64,10 +64,8 @@ def demo(
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
-    """Publish, record and find real messages: flights, planes and weather.
-
-    Checks the answers against the data, and exits with code 7 if one differs. Runs on private servers, and stops them;
-    or on yours with --broker and --database, where streams and rows stay. `--json` prints one document.
+    """Checks the answers against the data, and exits with code 7 if one differs. Runs on private servers, and stops
+    them; or on yours with --broker and --database, where streams and rows stay. `--json` prints one document.
     """
     if web:
         _check_page(port)

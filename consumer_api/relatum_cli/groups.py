@@ -28,11 +28,9 @@ def groups(
     recorded: bool = option(False, "Use only the index; do not read unrecorded messages.", "--recorded"),
     given: CommandOptions,
 ) -> None:
-    """List incomplete groups; show one group, or a group consumer.
-
-    The list includes contradictory groups. Listing exits with 0; `--group` with 0 (complete), 6 (it has no messages),
-    7 (contradictory, or retention has dropped a message) or 8 (incomplete); `--consumer` with 0 or 6 (no such
-    consumer). `--json` prints one document: the list, the group, or the consumer.
+    """The list includes contradictory groups. Listing exits with 0; `--group` with 0 (complete), 6 (it has no
+    messages), 7 (contradictory, or retention has dropped a message) or 8 (incomplete); `--consumer` with 0 or 6 (no
+    such consumer). `--json` prints one document: the list, the group, or the consumer.
     """
     if sum((older_than is not None, group is not None, consumer is not None)) > 1:
         raise typer.BadParameter("--older-than, --group and --consumer cannot be combined: give one of them")
@@ -70,9 +68,6 @@ def _report_document(report: GroupReport) -> dict[str, Any]:
 
 def _position_document(position: GroupPosition) -> dict[str, Any]:
     return with_properties(position, "next_sequence", "is_complete")
-
-
-# --- one group --------------------------------------------------------------------------------------------
 
 
 def _print_group(group: Group, as_json: bool) -> None:
@@ -129,9 +124,6 @@ def _missing_text(position: GroupPosition, most: int | None = None) -> str:
 
 def _last_text(position: GroupPosition) -> str:
     return "not there" if position.last_sequence is None else f"{position.last_sequence:,}"
-
-
-# --- a consumer -------------------------------------------------------------------------------------------
 
 
 def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:

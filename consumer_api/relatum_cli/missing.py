@@ -50,9 +50,7 @@ def missing(
     log_level: Level = None,
     given: CommandOptions,
 ) -> None:
-    """List the messages that should have been followed in time, and were not.
-
-    Checks the expectation NAME, or all expectations. Exits with 0 (no message is late or missing), 10 (some are), 8
+    """Checks the expectation NAME, or all expectations. Exits with 0 (no message is late or missing), 10 (some are), 8
     (due messages are not recorded yet) or 11 (some cannot be known). Messages that are not due yet do not count.
     `--json` prints one document, a list with a report for each expectation.
     """
@@ -100,8 +98,6 @@ def _lines(report: MissingReport) -> Iterator[str]:
         names = report.unrecorded_streams
         yield f"no recorder runs for {', '.join(names)}: relatum record {' '.join(names)}"
 
-
-# --- expect -----------------------------------------------------------------------------------------------
 
 expect = Commands()
 

@@ -40,9 +40,6 @@ _MISSING: Final = (
 ALL_STREAMS: Final = "Streams and super streams; by default all recorded streams."
 LOOK_IN: Final = "Search this stream or super stream; repeatable. By default all recorded streams."
 
-
-# --- times ------------------------------------------------------------------------------------------------
-
 FORMS: Final = "2026-11-22T12:03, 2026-11-22, 12:03, -5m or now; in UTC, or with a zone such as +01:00 at the end"
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -85,9 +82,6 @@ def parse_moment(text: str, now: datetime | None = None) -> datetime:
         moment = moment.replace(tzinfo=UTC)
         note(f"{text!r} is read as {moment.isoformat()} (UTC, since no zone was given)")
     return moment
-
-
-# --- options ----------------------------------------------------------------------------------------------
 
 
 def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002

@@ -1,17 +1,15 @@
 """`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording streams."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
-from relatum import metrics, recording
+from relatum import errors, metrics, recording
 from relatum.collecting import forget_finished
 from relatum.common.limits import RECORDER_CONNECTIONS_MAX
 from relatum.contexts import forget_placements
-from relatum.errors import AccessRefused, AnotherBroker, CoverageConflict, NotFound, RelatumError, StreamNotFound
-from relatum.reading import StreamReader
+from relatum.reading import StreamReader, concerns_broker
 from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
@@ -52,9 +50,7 @@ def record(
     log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
-    """Record streams: catch up, then follow new messages, until SIGTERM or Ctrl-C.
-
-    After either signal, it finishes its current batch and stops. It waits while the broker or the database is
+    """After either signal, it finishes its current batch and stops. It waits while the broker or the database is
     unavailable. Recorders of the same streams share them: if one dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
@@ -66,7 +62,8 @@ def record(
         recorder.run(stop)
 
 
-# --- backfill ---------------------------------------------------------------------------------------------
+_GENERAL: Final = (errors.ConfigurationError, errors.DatabaseUnavailable, errors.InvalidInput, errors.KeyNotDefined)
+"""Errors that other streams would have, too."""
 
 
 def backfill(
@@ -75,16 +72,14 @@ def backfill(
     keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Record messages that are not recorded yet; a stopped run can be resumed.
-
-    It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
+    """It reads the streams again. Without names, it skips deleted streams, and continues after a stream that cannot be
     read or was replaced; it then exits with that error's code. `--json` prints one document, a list of the streams:
     stream, messages, rows, from_offset, to_offset, seconds.
     """
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
         targets = meant_streams(engine, reader, broker.vhost, streams or None)
-    failed: list[RelatumError] = []
+    failed: list[errors.RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
 
@@ -98,10 +93,11 @@ def backfill(
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
             try:
                 reports.append(recording.backfill(broker, url, name, keys=keys or None, **options))
-            except (NotFound, AccessRefused, CoverageConflict) as error:
-                if streams:
+            except errors.RelatumError as error:
+                is_general = isinstance(error, _GENERAL) and not isinstance(error, errors.AnotherBroker)
+                if streams or is_general or concerns_broker(error):
                     raise
-                if isinstance(error, StreamNotFound):
+                if isinstance(error, errors.StreamNotFound):
                     note(f"{name}: skipped, because the broker no longer has this stream")
                 else:
                     failed.append(error)
@@ -114,9 +110,6 @@ def backfill(
         raise failed[0]
 
 
-# --- verify -----------------------------------------------------------------------------------------------
-
-
 def verify(
     *,
     streams: StreamNames = None,
@@ -126,11 +119,9 @@ def verify(
     dry_run: bool = option(True, "With --repair: only show the repairs, or make them.", "--dry-run/--no-dry-run"),
     given: CommandOptions,
 ) -> None:
-    """Compare streams with the recorded rows, in both directions.
-
-    It reads the streams: each value of a key must have a row, and each row a message with the value. Exits with code 7
-    if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3 if
-    you name no stream and none is recorded. A stream that cannot be read is listed and does not stop the others; the
+    """It reads the streams: each value of a key must have a row, and each row a message with the value. Exits with code
+    7 if they differ, even after a repair: verify again. Exits with 6 if a named stream was never recorded, and with 3
+    if you name no stream and none is recorded. A stream that cannot be read is listed and does not stop the others; the
     command then exits with that error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
@@ -144,17 +135,12 @@ def verify(
         _print_verified(report)
         for line in done or ():
             say(f"{'would be done' if dry_run else 'done'}: {line}")
-    _end_verified(report, streams or ())
-
-
-def _end_verified(report: VerifyReport, names: Sequence[str]) -> None:
-    """End with the code for differences, for a stream that cannot be read, or for a named stream without a record."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
     for error in report.failed.values():
         raise error
     recorded = {name for each in report.streams if each.is_recorded for name in (each.stream, each.super_stream)}
-    if not recorded.issuperset(names):
+    if not recorded.issuperset(streams or ()):
         raise typer.Exit(ExitCode.NOT_THERE)
 
 
@@ -201,14 +187,9 @@ def _print_differences(stream: StreamVerified) -> None:
         say(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")
 
 
-# --- prune and forget -------------------------------------------------------------------------------------
-
-
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: CommandOptions) -> None:
-    """Delete rows of messages that retention has dropped, and of removed keys.
-
-    It deletes rows in bounded batches. Without names, it also deletes old finished messages of collectors, and affinity
-    sets and moves that ended long ago.
+    """It deletes rows in bounded batches. Without names, it also deletes old finished messages of collectors, and
+    affinity sets and moves that ended long ago.
 
     A stream that cannot be read is listed and does not stop the others; the command then exits with that error's code.
     If a name is not recorded, it exits with code 6 and deletes nothing.
@@ -221,7 +202,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
             # What another broker retains says nothing about these streams.
-            if not any(isinstance(error, AnotherBroker) for error in report.failed.values()):
+            if not any(isinstance(error, errors.AnotherBroker) for error in report.failed.values()):
                 forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
@@ -245,11 +226,10 @@ def forget(
     batch_rows: BatchRows = 10_000,
     given: CommandOptions,
 ) -> None:
-    """Delete everything recorded for streams; the streams themselves stay.
-
-    Stop the recorders of the streams first. The command asks for confirmation, and deletes in bounded batches; if it is
-    killed, run it again. `--broker` is used only for its virtual host. If nothing is recorded for a name it exits with
-    code 6, and if a stream is still in use with 7, and deletes nothing. `--dry-run` also shows rows of streams in use.
+    """Stop the recorders of the streams first. The command asks for confirmation, and deletes in bounded batches; if it
+    is killed, run it again. `--broker` is used only for its virtual host. If nothing is recorded for a name it exits
+    with code 6, and if a stream is still in use with 7, and deletes nothing. `--dry-run` also shows rows of streams in
+    use.
 
     `--origin` deletes nothing and asks nothing. Use it after a new broker has replaced the old one: the next recorder
     assigns the streams to the new broker, and records streams that differ from their beginning.
@@ -258,6 +238,8 @@ def forget(
     needs `--yes` or `--dry-run`.
     """
     url, vhost = given.database_url, given.vhost
+    if origin and dry_run:
+        raise typer.BadParameter("--origin and --dry-run cannot be combined")
     if origin:
         forgotten = recording.forget_origin(url, streams, vhost=vhost)
         answer(forgotten, f"The recorded broker was forgotten for {', '.join(forgotten)}.", as_json=given.as_json)

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -34,19 +34,15 @@ WATCH_S: Final = 0.5
 class DisplayOptions:
     """The options that mask parts of messages."""
 
-    mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
+    masked_keys: list[str] | None = option(
+        None, "Show this key's values as digests; repeatable.", "--mask", metavar="KEY"
+    )
     mask_bodies: bool = option(False, "Hide all bodies.", "--mask-bodies")
     show_bodies: bool = option(False, "Also show the bodies of messages with a masked value.", "--show-bodies")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
-        return WebOptions(
-            servers.broker,
-            servers.database_url,
-            masked_keys=tuple(self.mask or ()),
-            mask_bodies=self.mask_bodies,
-            show_bodies=self.show_bodies,
-            **others,
-        )
+        shown = asdict(self) | {"masked_keys": tuple(self.masked_keys or ())}
+        return WebOptions(servers.broker, servers.database_url, **shown, **others)
 
 
 def web(
@@ -60,31 +56,18 @@ def web(
     shown: DisplayOptions,
     servers: ServerOptions,
 ) -> None:
-    """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
-
-    The page only reads. Its URL is printed to stdout. Addresses other than loopback need a token, from the environment
-    variable RELATUM_WEB_TOKEN; if it is not set, the command makes one, which the printed URL contains.
+    """The page only reads. Its URL is printed to stdout. Addresses other than loopback need a token, from the
+    environment variable RELATUM_WEB_TOKEN; if it is not set, the command makes one, which the printed URL contains.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     new_token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
-    options = shown.options(
-        servers,
-        host=host,
-        port=port,
-        root_path=root_path,
-        mcp=mcp,
-        hosts=tuple(host_name or ()),
-        is_https=https,
-        token=token or new_token,
-    )
+    access = {"hosts": tuple(host_name or ()), "is_https": https, "token": token or new_token}
+    options = shown.options(servers, host=host, port=port, root_path=root_path, mcp=mcp, **access)
     serve(options, query=f"?token={new_token}" if new_token else "")
 
 
 def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
-    """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
-
-    The tools only read. Logs go to stderr. `relatum web --mcp` serves the same tools over HTTP.
-    """
+    """The tools only read. Logs go to stderr. `relatum web --mcp` serves the same tools over HTTP."""
     with of_extra("mcp"):
         import anyio
 
@@ -97,18 +80,15 @@ def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query:
 
     `begin`: The `stream` and `offset` of a message whose URL is printed, too. `query`: The query of the printed URL.
     """
-    with stop_signals() as stopped:
-        if stopped.is_set():
-            return
-        with served(options) as server:
-            typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
-            where = "" if begin is None else f" Begin at {server.url}message?{urlencode(begin)}"
-            typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
-            if options.mcp:
-                typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
-            while not stopped.wait(WATCH_S):
-                if not server.is_running:
-                    raise ServerStartFailed("the page stopped unexpectedly: see the log above")
+    with stop_signals() as stopped, served(options) as server:
+        typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
+        where = "" if begin is None else f" Begin at {server.url}message?{urlencode(begin)}"
+        typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
+        if options.mcp:
+            typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
+        while not stopped.wait(WATCH_S):
+            if not server.is_running:
+                raise ServerStartFailed("the page stopped unexpectedly: see the log above")
 
 
 def served(options: WebOptions) -> "WebServer":
@@ -123,10 +103,8 @@ def up(
     web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
-    """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
-
-    The URLs are printed as `export` lines for another shell. If you start `relatum up` again with the same directory,
-    it has the same data, and the same URLs if their ports are free.
+    """The URLs are printed as `export` lines for another shell. If you start `relatum up` again with the same
+    directory, it has the same data, and the same URLs if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
         if stopped.is_set():
@@ -155,10 +133,8 @@ def migrate(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Create the schema `relatum`, or bring it up to date. Safe to run again.
-
-    At any revision, it also creates missing roles, if the user may create roles, and grants each role its privileges.
-    Roles that it could not create are listed on stderr.
+    """At any revision, it also creates missing roles, if the user may create roles, and grants each role its
+    privileges. Roles that it could not create are listed on stderr.
 
     `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
     """

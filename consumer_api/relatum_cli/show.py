@@ -71,9 +71,6 @@ def print_error(message: str) -> None:
     note(f"error: {message}", style="red")
 
 
-# --- tables and JSON --------------------------------------------------------------------------------------
-
-
 def show(
     found: Iterable[Any],
     columns: Cells | str,
@@ -142,9 +139,6 @@ def with_properties(value: Any, *names: str) -> dict[str, Any]:
     return {**document(value), **{name: getattr(value, name) for name in names}}
 
 
-# --- messages ---------------------------------------------------------------------------------------------
-
-
 def message_document(message: "Message") -> dict[str, Any]:
     """Return a message as a JSON document: with `body` if the body is UTF-8, else with `body_base64`."""
     shown = {name: getattr(message, name) for name in ("stream", "offset", "time", "time_source", "headers")}
@@ -170,9 +164,6 @@ def print_messages(messages: "Iterable[Message]") -> None:
 def _body_text(message: "Message") -> str:
     text = message.body.decode("utf-8", "backslashreplace")
     return text if len(text) <= BODY_CHARACTERS_SHOWN else text[: BODY_CHARACTERS_SHOWN - 1] + "…"
-
-
-# --- values as text ---------------------------------------------------------------------------------------
 
 
 def _cell(value: object) -> str:
@@ -226,8 +217,6 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
         yield update
 
 
-# --- logs -------------------------------------------------------------------------------------------------
-
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 """The attributes of every log record; all other attributes are fields, from `extra`."""
 
@@ -256,13 +245,8 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON: time, level, logger, message, fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": _at(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_extra(record),
-        }
+        line = {"time": _at(record), "level": record.levelname.lower(), "logger": record.name}
+        line |= {"message": record.getMessage(), **_extra(record)}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -290,9 +274,6 @@ def set_up_logging(log_format: LogFormat, level: str) -> None:
     # Relatum's errors and logs report the failures that pika logs, too.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     logging.getLogger("relatum").setLevel(level.upper())
-
-
-# --- stdin and stdout -------------------------------------------------------------------------------------
 
 
 def confirm(question: str) -> None:

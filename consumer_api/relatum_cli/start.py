@@ -9,10 +9,8 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Any, Final
-
-INTERRUPTED: Final = 130
-"""The exit code after Ctrl-C: 128 + SIGINT, as in shells."""
+from functools import partial
+from typing import Any
 
 
 def main() -> None:
@@ -25,17 +23,13 @@ def main() -> None:
     try:
         from relatum_cli.app import main as run
 
-        # The application calls `_restore_default` after it has imported the command.
-        run(_restore_default if is_default else None)
+        # The application calls its argument after it has imported the command.
+        run(partial(signal.signal, signal.SIGINT, signal.default_int_handler) if is_default else None)
     except KeyboardInterrupt:
         _exit()
     finally:
         if is_default:
             signal.signal(signal.SIGINT, _exit)
-
-
-def _restore_default() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unraisable(unraisable: Any) -> None:
@@ -50,4 +44,4 @@ def _exit(*_: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    os._exit(INTERRUPTED)
+    os._exit(130)  # 128 + SIGINT, as in shells

@@ -14,16 +14,7 @@ from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import CommandOptions, DatabaseOptions, Json, argument, option
-from relatum_cli.show import (
-    lease_text,
-    moment_text,
-    print_json,
-    print_table,
-    ranges_text,
-    say,
-    show,
-    with_properties,
-)
+from relatum_cli.show import lease_text, moment_text, print_json, print_table, ranges_text, say, show, with_properties
 
 
 def status(
@@ -32,13 +23,11 @@ def status(
     collector: bool = option(False, "Show collectors: NAME is then a collector's name.", "--collector"),
     given: CommandOptions,
 ) -> None:
-    """Show how far each stream is recorded, and its latest events.
-
-    It shows the first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows
-    each collector's members, its streams with position and lag (if a broker is given), its messages by state, and the
-    time of the oldest unfinished message. Exits with code 6 for an unknown name. A stream that cannot be read is shown
-    with its state and the reason; if you named it and it is not missing or deleted, the command exits with that error's
-    code. `--json` prints one document, the list of streams or collectors, with ranges as [from, to).
+    """It shows the first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it
+    shows each collector's members, its streams with position and lag (if a broker is given), its messages by state, and
+    the time of the oldest unfinished message. Exits with code 6 for an unknown name. A stream that cannot be read is
+    shown with its state and the reason; if you named it and it is not missing or deleted, the command exits with that
+    error's code. `--json` prints one document, the list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
@@ -122,9 +111,6 @@ def _print_collector(status: CollectorStatus) -> None:
         show(status.members, {"member": "member", "holder": "holder", **types, "lease": lease_text})
 
 
-# --- outcomes ---------------------------------------------------------------------------------------------
-
-
 def outcome(
     *,
     message_ids: list[str] = argument("The messages' ids.", "ID…"),
@@ -132,11 +118,9 @@ def outcome(
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
-    """Show the outcomes of messages that collectors process.
-
-    An outcome is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if any
-    is failed or dead, else with 6 if any is unknown, else with 8 if any is not final yet, else with 0. Also exits with
-    6 if the collector is unknown. `--json` prints one document, the list of outcomes.
+    """An outcome is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if
+    any is failed or dead, else with 6 if any is unknown, else with 8 if any is not final yet, else with 0. Also exits
+    with 6 if the collector is unknown. `--json` prints one document, the list of outcomes.
     """
     with Outcomes(given.database_url) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())

@@ -53,9 +53,7 @@ def tap(
     settings: StreamSettings,
     given: CommandOptions,
 ) -> None:
-    """Copy each message of exchanges into a stream, without changing publishers.
-
-    It declares a missing stream, which keeps at most 5 GB and 7 days. `relatum record` records the stream like any
+    """It declares a missing stream, which keeps at most 5 GB and 7 days. `relatum record` records the stream like any
     other. The default exchange cannot be tapped, because it does not allow bindings.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, created_at.
@@ -88,9 +86,7 @@ def untap(
     stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
     given: CommandOptions,
 ) -> None:
-    """Stop copying messages of exchanges. Streams and recorded rows stay.
-
-    After you delete a stream, `relatum forget` deletes what was recorded.
+    """After you delete a stream, `relatum forget` deletes what was recorded.
 
     `--json` prints one document, as `tap` does.
     """
@@ -102,8 +98,6 @@ def untap(
 def _document(tap: tapping.Tap) -> dict[str, Any]:
     return {"type" if name == "kind" else name: value for name, value in document(tap).items()}
 
-
-# --- super streams ----------------------------------------------------------------------------------------
 
 super_stream = Commands()
 

@@ -1,7 +1,7 @@
 """Creates and upgrades the schema `relatum`: Alembic runs SQL files, from an importable package without an ini file.
 
-`sql/schema.sql` is the whole schema, for new databases. A database of release 0.4.0 or later gets the revisions that it
-lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
+`sql/new_in_0_5.sql` and `sql/schema.sql` are the whole schema, for new databases. A database of release 0.4.0 or later
+gets the revisions that it lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
 
 The version table is `relatum.alembic_version`, so an application's own migrations are not affected.
 """
@@ -16,6 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
+from relatum.common.checks import checked_seconds
 from relatum.errors import ConfigurationError
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine
 from relatum.store.translation import translated_errors
@@ -63,16 +64,18 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, or another session held a lock for too long. The schema is
             complete at the revision that `current` returns; call again to continue.
+        InvalidInput: `lock_timeout_s` is not a number from 0.001 to 86,400.
         AccessRefused: the user may not create or change the schema.
         ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
     """
     revisions = _revisions()
+    lock_timeout_ms = round(1000 * checked_seconds("lock_timeout_s", lock_timeout_s, least=0.001, most=86_400.0))
     with as_engine(database, statement_s=_STEP_S, idle_s=IDLE_S) as engine, translated_errors():
         # One transaction for each revision: 0024 reads a large table, which the locks of 0023 must not block.
         for revision in revisions:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {lock_timeout_ms}")
                 found = _current(connection)
                 if found is None:
                     _create(connection)
@@ -88,9 +91,10 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
 
 
 def _create(connection: Connection) -> None:
-    connection.exec_driver_sql(_CREATE)
-    run(connection, "functions.sql")
-    run(connection, "schema.sql")
+    # A statement with IF NOT EXISTS needs the right to create schemas, which the schema's owner may lack.
+    if not inspect(connection).has_schema("relatum"):
+        connection.exec_driver_sql(_CREATE)
+    run(connection, *_FILES)
     alembic_command.stamp(_config(connection), "head")
     run(connection, "roles.sql")
 
@@ -126,21 +130,24 @@ def sql() -> str:
     """Return the SQL that creates the schema in a new database, to review it. Does not connect to a database."""
     stamp = io.StringIO()
     alembic_command.stamp(_config(output=stamp), "head", sql=True)
-    files = _CREATE, _text("functions.sql"), _text("schema.sql"), stamp.getvalue(), _text("roles.sql")
-    return "\n".join(("BEGIN;\n", *files, "COMMIT;\n"))
+    return "\n".join(("BEGIN;\n", _CREATE, *map(_text, _FILES), stamp.getvalue(), _text("roles.sql"), "COMMIT;\n"))
 
 
-def run(connection: Connection, name: str) -> None:
-    """Run an SQL file in the current transaction."""
-    # Without parameters psycopg accepts several statements, and does not interpret `%`.
-    connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
+def run(connection: Connection, *names: str) -> None:
+    """Run SQL files in the current transaction."""
+    for name in names:
+        # Without parameters psycopg accepts several statements, and does not interpret `%`.
+        connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
 
 
 def _text(name: str) -> str:
-    return (Path(__file__).parent / "sql" / name).read_text()
+    return (Path(__file__).parent / "sql" / name).read_text(encoding="utf-8")
 
 
 _CREATE: Final = "CREATE SCHEMA IF NOT EXISTS relatum;\n"
+
+_FILES: Final = ("functions.sql", "new_in_0_5.sql", "schema.sql")
+"""The files that create everything in a new schema, in order, except the privileges."""
 
 _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "

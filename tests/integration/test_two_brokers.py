@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from relatum.common.ids import IDENTITY_STREAM
 from relatum.errors import AnotherBroker, StreamReplaced
+from relatum.keys import KeyDefinition
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
 from relatum.recording import Recorder, backfill, forget, forget_origin, prune, status, verify
+from relatum.store.catalog import add_keys
 from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import (
@@ -245,3 +247,22 @@ def test_who_has_no_rights_to_the_id_records_as_before(two: Two, own_broker: Loc
     assert two.generations() == [(1, id_of(two.there))]
     with Relations(narrow, two.engine.url) as relations:
         assert relations.find("order_id", "o9").status is Status.FOUND
+
+
+def test_a_back_fill_of_all_streams_passes_over_another_brokers(two: Two, database_url: str) -> None:
+    """The streams behind another broker's are back-filled, and the command ends with the code of its error."""
+    later = unique_name("later")
+    two.record(two.there)
+    declare_stream(two.here, later)
+    try:
+        publish_plain(two.here, later, [(b"", {"order_id": "o1", "host": "a"})])
+        two.record(two.here, later)
+        add_keys(two.engine, [KeyDefinition("host")])
+        environment = {"RELATUM_DATABASE_URL": database_url, "RELATUM_BROKER_URL": two.here}
+        ended = CliRunner().invoke(app, ["backfill", "--json"], env=environment)
+        assert (ended.exit_code, [(each["stream"], each["rows"]) for each in json.loads(ended.stdout)]) == (
+            3,
+            [(later, 1)],
+        )
+    finally:
+        delete_stream(two.here, later)

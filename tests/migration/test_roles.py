@@ -15,7 +15,7 @@ from relatum.local import LocalPostgreSQL
 from relatum.store.catalog import add_keys
 from relatum.store.database import make_engine
 from relatum_cli.app import app
-from relatum_migrations import upgrade
+from relatum_migrations import current, head, upgrade
 from tests.support import START_S
 
 PASSWORD = "x"
@@ -150,3 +150,15 @@ def test_what_the_page_shows_is_all_that_a_server_needs(server_url: str) -> None
             administrator.execute(block("GRANT relatum_recorder, relatum_consumer").encode())
             second.execute(grants)
         count("consumer_user", "relations", "second")
+
+
+def test_who_owns_the_schema_needs_no_right_to_create_schemas(server_url: str) -> None:
+    """An administrator may create the schema for its owner, who may create nothing else in the database."""
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        administrator.execute("CREATE ROLE owner_of_schema LOGIN PASSWORD 'x'")
+        administrator.execute("CREATE DATABASE of_administrator")
+    url = as_user(server_url, "owner_of_schema", "of_administrator")
+    with psycopg.connect(server_url, dbname="of_administrator", autocommit=True) as administrator:
+        administrator.execute("CREATE SCHEMA relatum AUTHORIZATION owner_of_schema")
+    upgrade(url)
+    assert current(url) == head()

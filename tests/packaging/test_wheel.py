@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from tests.unit.test_extract import damaged, messages
 from tests.unit.test_wire_message import SAMPLE, TYPED
 
-MIGRATIONS = ("sql/schema.sql", "sql/functions.sql", "sql/roles.sql", "versions/0004_release_0_4.py", "env.py")
+MIGRATIONS = (
+    "sql/new_in_0_5.sql",
+    "sql/schema.sql",
+    "sql/functions.sql",
+    "sql/roles.sql",
+    "versions/0004_release_0_4.py",
+    "env.py",
+)
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
 OF_EXTRAS = (

@@ -77,6 +77,8 @@ def test_the_commands_take_what_they_took() -> None:
         "contexts move s a --file - --to s-1",
         "contexts move s --file /nowhere/at/all --to s-1",
         "super-stream delete s --json",
+        "forget s --origin --dry-run",
+        f"trace s {'9' * 5000} --message",
     ],
 )
 def test_what_makes_no_sense_is_wrong_usage(words: str) -> None:

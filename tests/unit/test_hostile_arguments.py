@@ -127,7 +127,8 @@ def recorders(directory: Path) -> None:
     take("verify", recording.verify, recorder | {"sample": 0.5}, sample=shares, seed=[*OFFSETS, 2**63])
     take("repair", recording.repair, {"report": None, "database": DATABASE}, report=[None, *OTHERS])
     forget = {"database": DATABASE, "names": ["s"]}
-    take("upgrade", relatum_migrations.upgrade, {}, database=URLS)
+    upgrade = {"database": DATABASE}
+    take("upgrade", relatum_migrations.upgrade, upgrade, database=URLS, lock_timeout_s=[*SECONDS, 0, 0.0001])
     take("forget", recording.forget, forget, database=URLS, names=LISTS, vhost=NAMES, batch_rows=COUNTS)
     times = both | {"name": "s", "on": True}
     take("set_record_time", recording.set_record_time, times, broker=URLS, database=URLS, name=NAMES)

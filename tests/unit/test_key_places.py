@@ -1,5 +1,6 @@
 """Keys out of paths in headers and bodies, of traces' ids, and of the first of some places."""
 
+import gzip
 import json
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_a_value_is_the_same_from_a_header_and_a_body(value: Any, key_type: str)
         ("Application/JSON; charset=utf-8", "UTF-8", b'{"id": 1}', (["1"], [])),
         ("application/vnd.masstransit+json", "binary", b'{"id": 1}', (["1"], [])),
         (JSON, "gzip", b'{"id": 1}', ([], ["not_json"])),
+        (JSON, "gzip", gzip.compress(b'{"id": 1}'), ([], ["not_json"])),
+        (None, "gzip", gzip.compress(b'{"id": 1}'), ([], [])),
         (JSON, None, '{"id": "ü"}'.encode("latin-1"), ([], ["not_json"])),
         ("text/plain", None, b'{"id": 1}', ([], [])),
         ("application/x-python-serialize", "binary", b'{"id": 1}', ([], [])),
@@ -115,6 +118,14 @@ def test_a_value_is_the_same_from_a_header_and_a_body(value: Any, key_type: str)
 def test_only_bodies_of_json_are_read(content_type: Any, encoding: str | None, body: bytes, expected: Any) -> None:
     """A body is read if its content type, or without one its first byte, is of JSON, up to a size and a depth."""
     assert read("body:$.id", body, content_type=content_type, encoding=encoding) == expected
+
+
+def test_a_compressed_body_does_not_hide_another_source() -> None:
+    """What a compressed body has is not known, so the next source counts; without one, the message is counted."""
+    packed = gzip.compress(b'{"id": 1}')
+    assert read("body:$.id or header:id", packed, {"id": "h"}, encoding="gzip") == (["h"], [])
+    assert read("body:$.id or header:id", packed, encoding="gzip") == ([], ["not_json"])
+    assert read("body:$.ids[*] or body:$.id", packed, encoding="br") == ([], ["not_json"])
 
 
 def test_a_content_type_is_the_only_one_that_is_meant() -> None:

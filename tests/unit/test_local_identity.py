@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from relatum.local import LocalRabbitMQ
 from tests.support.ports import Identity, claim, free_port
 
 
@@ -40,3 +41,9 @@ def test_claimed_ports_are_nobody_elses_though_nothing_listens(tmp_path: Path) -
         with pytest.raises(OSError, match="in use"):
             claim(first.port - 120, (0,))
     claim(first.port, (0, -120)).close()
+
+
+def test_a_directory_may_have_a_long_path(tmp_path: Path) -> None:
+    """Only its parts are limited, by the file system."""
+    directory = tmp_path / ("d" * 200) / ("e" * 200)
+    assert LocalRabbitMQ(directory).directory == directory

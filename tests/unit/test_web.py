@@ -1,5 +1,6 @@
 """The page without servers: guards, headers, the log, and the pieces it is made of."""
 
+import gzip
 import logging
 import socket
 from collections.abc import Sequence
@@ -9,12 +10,14 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
+import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from relatum.errors import ConfigurationError
 from relatum.keys import KeyDefinition
+from relatum.reading import Message
 from relatum_consumer.traces import CAUSE, CAUSED, SAME, KeyValue, Link, Row, places, stems_of
 from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web.masking import Masking
@@ -404,3 +407,11 @@ def test_tools_refuse_whatever_is_not_their_own_site() -> None:
         for origin in ("http://[", "null", "", "http://evil.example"):
             refused = page_.post("/mcp", json={}, headers={"Origin": origin})
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "other_site"), origin
+
+
+def test_a_compressed_body_that_may_have_a_masked_value_is_hidden() -> None:
+    """Who sees the bytes can unpack them."""
+    masking = Masking([], bodies=False, show_bodies=False)
+    masking.update((KeyDefinition("card", source="body:$.card", masked=True),))
+    properties = pika.BasicProperties(content_type="application/json", content_encoding="gzip")
+    assert masking.hides_body(Message.from_amqp("s", 0, properties, gzip.compress(b'{"card": 1}')))

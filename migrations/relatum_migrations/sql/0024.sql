@@ -16,91 +16,6 @@ CREATE INDEX collected_messages_unsuccessful ON relatum.collected_messages (sour
 ALTER TABLE relatum.collected_messages ADD CONSTRAINT collected_messages_reason
   CHECK (finished_at IS NULL OR (reason IS NOT NULL) = (state <> 'succeeded'));
 
--- ------------------------------------------------------------------------------------------------------ new tables
-
-CREATE TABLE relatum.brokers (
-  broker_id uuid PRIMARY KEY,
-  cluster_name text NOT NULL,
-  created_at timestamptz NOT NULL DEFAULT now()
-);
-
-CREATE TABLE relatum.recorder_members (
-  lease_expires_at timestamptz NOT NULL,
-  holder text NOT NULL,
-  name text NOT NULL,
-  CONSTRAINT recorder_members_holder PRIMARY KEY (holder, name)
-) WITH (fillfactor = 50);
-CREATE INDEX recorder_members_name ON relatum.recorder_members (name);
-
-CREATE TABLE relatum.masking (
-  is_only boolean PRIMARY KEY DEFAULT true,
-  secret bytea NOT NULL,
-  CONSTRAINT masking_is_only CHECK (is_only)
-);
-INSERT INTO relatum.masking (secret) SELECT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
-
-CREATE TABLE relatum.settlements (
-  token uuid PRIMARY KEY,
-  written_at timestamptz NOT NULL DEFAULT now(),
-  is_void boolean NOT NULL DEFAULT false
-) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
-
-CREATE TABLE relatum.expectations (
-  expectation_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  vhost text NOT NULL DEFAULT '/',
-  name text COLLATE "C" NOT NULL,
-  of_stream text NOT NULL,
-  by_key text COLLATE "C" NOT NULL,
-  follows text NOT NULL,
-  within_s double precision NOT NULL,
-  created_at timestamptz NOT NULL DEFAULT now(),
-  grace_s double precision NOT NULL DEFAULT '1',
-  CONSTRAINT expectations_name UNIQUE (vhost, name),
-  CONSTRAINT expectations_within CHECK (within_s > 0),
-  CONSTRAINT expectations_grace CHECK (grace_s >= 0)
-);
-
-CREATE TABLE relatum.taps (
-  tap_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  vhost text NOT NULL DEFAULT '/',
-  exchange text NOT NULL,
-  kind text,
-  stream text NOT NULL,
-  binding_key text NOT NULL,
-  created_at timestamptz NOT NULL DEFAULT now(),
-  CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key)
-);
-
-CREATE TABLE relatum.table_parts (
-  part integer PRIMARY KEY,
-  made_at timestamptz NOT NULL DEFAULT now(),
-  opened_at timestamptz,
-  closed_at timestamptz,
-  compact_at timestamptz,
-  leaving_at timestamptz,
-  emptied_at timestamptz
-) WITH (fillfactor = 50);
-
-CREATE TABLE relatum.part_streams (
-  first_offset bigint NOT NULL,
-  last_offset bigint NOT NULL,
-  row_count bigint NOT NULL,
-  part integer NOT NULL,
-  stream_id integer NOT NULL,
-  CONSTRAINT part_streams_place PRIMARY KEY (part, stream_id)
-);
-CREATE INDEX part_streams_stream ON relatum.part_streams (stream_id, part);
-
-CREATE TABLE relatum.part_keys (
-  part integer NOT NULL,
-  key_id smallint NOT NULL,
-  low text COLLATE "C" NOT NULL,
-  high text COLLATE "C" NOT NULL,
-  CONSTRAINT part_keys_place PRIMARY KEY (key_id, part)
-);
-
--- ----------------------------------------------------------------------------------------------------- new columns
-
 ALTER TABLE relatum.coverage ADD COLUMN over_amqp boolean NOT NULL DEFAULT false;
 -- Only ranges recorded over AMQP 0.9.1 have no chunk time in their last position.
 UPDATE relatum.coverage SET over_amqp = true WHERE last_fingerprint IS NOT NULL AND last_chunk_ms IS NULL;
@@ -140,24 +55,9 @@ FROM relatum.relationships r
 JOIN relatum.streams s ON s.stream_id = r.stream_id AND s.replaced_at IS NULL
 JOIN relatum.keys k ON k.key_id = r.key_id AND k.removed_at IS NULL;
 
--- The parent table is new: copy the old table's privileges to it, and grant its readers the tables about parts, which
--- lookups use. Parts get their privileges from the parent.
-DO $$
-DECLARE
-  granted record;
-BEGIN
-  FOR granted IN
-    SELECT each.privilege_type, CASE each.grantee WHEN 0 THEN 'PUBLIC' ELSE each.grantee::regrole::text END AS grantee
-    FROM pg_class, aclexplode(relacl) AS each
-    WHERE pg_class.oid = 'relatum.relationships_0'::regclass AND each.grantee <> relowner
-  LOOP
-    EXECUTE format('GRANT %s ON relatum.relationships TO %s', granted.privilege_type, granted.grantee);
-    IF granted.privilege_type = 'SELECT' THEN
-      EXECUTE format('GRANT SELECT ON relatum.table_parts, relatum.part_streams, relatum.part_keys TO %s',
-                     granted.grantee);
-    END IF;
-  END LOOP;
-END $$;
+-- The parent table is new. Who may use the old table may use it, and the tables about parts, too.
+SELECT relatum.copy_privileges('relatum.relationships_0', ('relatum.' || name)::regclass)
+FROM unnest(ARRAY['relationships', 'table_parts', 'part_streams', 'part_keys']) AS name;
 
 INSERT INTO relatum.table_parts (part, opened_at) VALUES (0, now());
 SELECT relatum.make_part();

@@ -4,8 +4,8 @@
 -- Recorders may not change the schema: these functions change it for them, with the owner's rights. Each function does
 -- one step if the step is possible now. Any number of recorders may call it concurrently. See docs/adr/0023.
 
--- Rows are written into the parts directly, which therefore need the parent table's privileges.
-CREATE OR REPLACE FUNCTION relatum.grant_part(part integer) RETURNS void
+-- Grants a table's privileges on another table.
+CREATE OR REPLACE FUNCTION relatum.copy_privileges(source regclass, target regclass) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   granted record;
@@ -13,9 +13,9 @@ BEGIN
   FOR granted IN
     SELECT each.privilege_type, CASE each.grantee WHEN 0 THEN 'PUBLIC' ELSE each.grantee::regrole::text END AS grantee
     FROM pg_class, aclexplode(relacl) AS each
-    WHERE pg_class.oid = 'relatum.relationships'::regclass AND each.grantee <> relowner
+    WHERE pg_class.oid = source AND each.grantee <> relowner
   LOOP
-    EXECUTE format('GRANT %s ON relatum.%I TO %s', granted.privilege_type, 'relationships_' || part, granted.grantee);
+    EXECUTE format('GRANT %s ON %s TO %s', granted.privilege_type, target, granted.grantee);
   END LOOP;
 END $$;
 
@@ -44,7 +44,8 @@ BEGIN
   -- SHARE UPDATE EXCLUSIVE on the parent, which neither blocks writers and lookups nor waits for them.
   EXECUTE format('ALTER TABLE relatum.relationships ATTACH PARTITION relatum.%I FOR VALUES FROM (%s) TO (%s)',
                  name, new_part, new_part + 1);
-  PERFORM relatum.grant_part(new_part);
+  -- Rows are written into the parts directly, which therefore need the parent table's privileges.
+  PERFORM relatum.copy_privileges('relatum.relationships', ('relatum.' || name)::regclass);
   INSERT INTO relatum.table_parts (part) VALUES (new_part);
   RETURN new_part;
 EXCEPTION WHEN lock_not_available THEN
@@ -54,12 +55,9 @@ END $$;
 CREATE OR REPLACE FUNCTION relatum.analyze_part(grown integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 BEGIN
-  IF NOT EXISTS (SELECT FROM relatum.table_parts WHERE part = grown) THEN
-    RETURN false;
-  END IF;
   EXECUTE format('ANALYZE relatum.%I', 'relationships_' || grown);
   RETURN true;
-EXCEPTION WHEN lock_not_available THEN
+EXCEPTION WHEN lock_not_available OR undefined_table THEN
   RETURN false;
 END $$;
 
@@ -184,8 +182,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relatum.close_part(integer),
-  relatum.finish_part(integer), relatum.empty_part(integer), relatum.drop_part(integer), relatum.grant_part(integer)
-  FROM PUBLIC;
+  relatum.finish_part(integer), relatum.empty_part(integer), relatum.drop_part(integer),
+  relatum.copy_privileges(regclass, regclass) FROM PUBLIC;
 
 -- ------------------------------------------------------------------------------------------------ lookups by key
 -- PostgreSQL caches these functions' plans even if the session prepares no statements, as behind a pooler: planning a

@@ -1,14 +1,15 @@
-"""See sql/0023.sql."""
+"""First step from release 0.4: the column `part`. It is 0 in existing rows, and in rows that release 0.4 still writes.
+
+Locks: ACCESS EXCLUSIVE on `relationships` for a moment; no row is read or rewritten. The transaction ends here, so that
+the next step can read all rows to check the constraint without blocking other sessions.
+"""
 
 from alembic import op
 
-from relatum_migrations import run
-
 revision = "0023"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    run(op.get_bind(), "0023.sql")
+    op.execute("ALTER TABLE relatum.relationships ADD COLUMN part integer NOT NULL DEFAULT 0")
+    op.execute("ALTER TABLE relatum.relationships ADD CONSTRAINT relationships_part CHECK (part = 0) NOT VALID")

@@ -1,4 +1,4 @@
-"""See sql/0024.sql."""
+"""Second step from release 0.4: see sql/0024.sql."""
 
 from alembic import op
 
@@ -6,9 +6,7 @@ from relatum_migrations import run
 
 revision = "0024"
 down_revision = "0023"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    run(op.get_bind(), "0024.sql")
+    run(op.get_bind(), "new_in_0_5.sql", "0024.sql")

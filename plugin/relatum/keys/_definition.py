@@ -196,11 +196,7 @@ class KeyDefinition:
         return list(values), reasons
 
     def canonical_of(self, values: Sequence[Any]) -> str | None:
-        """Return the canonical value of one raw value per component; None if a raw value is None.
-
-        Raises:
-            InvalidValue: a raw value is invalid for this key.
-        """
+        """Return the canonical value of one raw value per component; None if a raw value is None."""
         if any(value is None for value in values):
             return None
         key_type = self.value_type
@@ -276,12 +272,7 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
 
 
 def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
-    """Return the places and types of masked keys, and of keys that share their values through `names`.
-
-    Args:
-        definitions: All definitions in force.
-        names: Keys to mask in addition to those that are masked by definition.
-    """
+    """Return the places and types of masked keys and of the keys `names`, and of keys that share their values."""
     by_name = {each.name: each for each in definitions}
     masked = [each for each in by_name.values() if each.masked or each.name in names]
     places = {unit: each.value_type for each in masked for unit in units_of(each.components)}
@@ -311,21 +302,15 @@ def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
     )
 
 
-# --- agreement with the database --------------------------------------------------------------------------------------
-
 AGREE_S: Final = 1.0
 """Seconds after which publishes no longer wait for the database's first answer."""
 
 
 class KeyAgreement:
-    """Whether the database's key definitions agree with a publisher's. Thread-safe.
-
-    Attributes:
-        conflict: The permanent conflict: `KeyDefinitionConflict`, or `InvalidKeyDefinition` if there are too many keys.
-            None while no conflict is known.
-    """
+    """Whether the database's key definitions agree with a publisher's. Thread-safe."""
 
     def __init__(self) -> None:
+        # `KeyDefinitionConflict`, or `InvalidKeyDefinition` if there are too many keys.
         self.conflict: RelatumError | None = None
         self._queried = threading.Event()
 
@@ -344,12 +329,7 @@ class KeyAgreement:
         self._queried.wait(max(0.0, timeout_s))
 
     def check(self) -> None:
-        """Check that no conflict is known.
-
-        Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: there is a conflict. The message was not sent.
-        """
-        conflict = self.conflict
-        if conflict is not None:
+        """Raise the conflict, if one is known."""
+        if (conflict := self.conflict) is not None:
             # A new error each time, since each raise adds its traceback.
             raise type(conflict)(f"{conflict}; nothing was sent", **conflict.__dict__) from conflict

@@ -22,7 +22,6 @@ PLACES_MAX: Final = 8
 """Maximum alternative places of one value."""
 
 _KINDS: Final = ("header", "property", "body", "trace-id")
-_TRACE_PREFIX: Final = "trace-id:"
 _OR: Final = re.compile(rf" or (?=(?:{'|'.join(_KINDS)}):)")
 _PATH_PREFIXES: Final = ("$.", "$[")
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
@@ -54,8 +53,10 @@ _JSON: Final = frozenset({"application/json", "text/json"})
 _PLAIN_TEXT: Final = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "identity", "8bit", "7bit", "binary"})
 """Content encodings of uncompressed text. kombu writes the character set into this property."""
 
-_JSON_PREFIXES: Final = (b"{", b"[")
 _UNPARSED: Final = object()
+
+PACKED: Final = object()
+"""A body of JSON that is compressed: it may have the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Place:
 
     def __str__(self) -> str:
         if self.kind == "body":
-            prefix = f"{_TRACE_PREFIX if self.is_trace else ''}body:{self.media_type}{':' if self.media_type else ''}"
+            prefix = f"{'trace-id:' if self.is_trace else ''}body:{self.media_type}{':' if self.media_type else ''}"
             return prefix + path_text(self.path)
         if self.path or (self.kind == "header" and not self.is_trace and self.name.startswith(_PATH_PREFIXES)):
             return f"header:{path_text((self.name, *self.path))}"
@@ -97,23 +98,17 @@ class Place:
         return not self.path and not self.is_trace
 
     def within(self, base: Any) -> list[Any]:
-        """Return the raw values at this place. `base` is its whole header or property, or the body's JSON.
-
-        Raises:
-            InvalidValue: a trace id is wanted, and the value has none.
-        """
+        """Return the raw values in a whole header, a property or the body's JSON; `InvalidValue` if it is `PACKED`."""
         if base is None:
             return []
+        if base is PACKED:
+            raise InvalidValue(SkipReason.NOT_JSON)
         values = walk(base, self.path) if self.path else [base]
         return [_trace_id(each) for each in values] if self.is_trace else values
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Place":
-        """Return the place that a text names; `key` is for the error.
-
-        Raises:
-            InvalidKeyDefinition: the text is invalid.
-        """
+        """Return the place that a text names; `key` is for the error."""
         kind, separator, name = text.partition(":")
         if not separator or kind not in _KINDS:
             kind, name = "header", text
@@ -148,11 +143,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A component of a key's value: the value of the first of its places that has one.
-
-    Attributes:
-        places: The alternative places, in order.
-    """
+    """A component of a key's value: the value of the first of its places, in order, that has one."""
 
     places: tuple[Place, ...]
 
@@ -177,19 +168,18 @@ class Component:
 
     def read(self, base_of: Callable[[Place], Any]) -> list[Any]:
         """Return the component's raw values in a message, without None; see `KeyDefinition.read`."""
+        packed = None
         for place in self.places:
-            values = place.within(base_of(place))
-            if values:
+            base = base_of(place)
+            if base is PACKED:
+                packed = place
+            elif values := place.within(base):
                 return values
-        return []
+        return packed.within(PACKED) if packed else []
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Component":
-        """Parse `header:NAME`, `property:NAME`, `body:PATH`, …, or a bare NAME of a header; several joined by ` or `.
-
-        Raises:
-            InvalidKeyDefinition: the text is invalid, or has too many places.
-        """
+        """Parse places such as `header:NAME` or `body:PATH`, or the bare NAME of a header, joined by ` or `."""
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
             raise invalid(key, f"its source has more than {PLACES_MAX} places: leave some out")
@@ -283,23 +273,20 @@ def walk(value: Any, path: Path) -> list[Any]:
     return [] if value is None else [value]
 
 
-# --- bodies -----------------------------------------------------------------------------------------------------------
-
-
 class Content:
     """A message's body, parsed at most once, when it is first needed. The argument `body` returns the bytes."""
 
-    __slots__ = ("_bytes", "_document_or_reason", "_encoding", "_read_body", "_type")
+    __slots__ = ("_body", "_is_packed", "_parsed", "_read_body", "_type")
 
     def __init__(self, content_type: Any, content_encoding: Any, body: Callable[[], bytes]) -> None:
         self._type = content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
-        self._encoding = content_encoding
+        self._is_packed = str(content_encoding or "").lower() not in _PLAIN_TEXT
         self._read_body = body
-        self._bytes: bytes | None = None
-        self._document_or_reason: Any = _UNPARSED
+        self._body: bytes | None = None
+        self._parsed: Any = _UNPARSED
 
     def document(self, media_type: str, mark: bytes) -> Any:
-        """Return the body's JSON; None if the body is not JSON, or cannot have the value.
+        """Return the body's JSON; None if the body is not JSON, or cannot have the value; `PACKED` if it is compressed.
 
         A body is JSON if its content type says so, or if it has no content type and begins like an object or array;
         other text without a content type is not an error. `media_type` and `mark` are those of a `Place`. Raises
@@ -311,22 +298,23 @@ class Content:
                 return None
         elif kind and kind not in _JSON and not kind.endswith("+json"):
             return None
-        if self._document_or_reason is _UNPARSED or isinstance(self._document_or_reason, SkipReason):
-            body = self._bytes = self._read_body() if self._bytes is None else self._bytes
-            if mark not in body and b"\\u" not in body:
-                return None
-            if not kind and not body.lstrip()[:1].startswith(_JSON_PREFIXES):
-                return None
-            if self._document_or_reason is _UNPARSED:
-                self._document_or_reason = self._parse(body)
-            if isinstance(self._document_or_reason, SkipReason):
-                raise InvalidValue(self._document_or_reason)
-        return self._document_or_reason
+        if self._is_packed:
+            return PACKED if kind else None
+        if self._body is None:
+            self._body = self._read_body()
+        body = self._body
+        if mark not in body and b"\\u" not in body:
+            return None
+        if not kind and not body.lstrip()[:1].startswith((b"{", b"[")):
+            return None
+        if self._parsed is _UNPARSED:
+            self._parsed = self._parse(body)
+        if isinstance(self._parsed, SkipReason):
+            raise InvalidValue(self._parsed)
+        return self._parsed
 
     def _parse(self, body: bytes) -> Any:
         """Return the body's JSON, None if there is none, or the reason why the body is refused."""
-        if self._encoding and str(self._encoding).lower() not in _PLAIN_TEXT:
-            return SkipReason.NOT_JSON
         if len(body) > BODY_BYTES_MAX:
             return SkipReason.BODY_TOO_LARGE
         try:

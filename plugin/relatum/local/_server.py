@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from relatum.common.checks import checked_count, checked_name, checked_seconds, seconds_text
+from relatum.common.checks import checked_count, checked_seconds, checked_text, seconds_text
 from relatum.common.closing import close_when_dropped
 from relatum.common.processes import refuse_in_child
 from relatum.errors import ServerStartFailed
@@ -277,12 +277,9 @@ def _locked(directory: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-# --- ports and password, which are the same for each start ------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Identity:
-    """A server's password and base port. The server's other ports are at offsets from the base port."""
+    """A server's password and base port, the same for each start. Its other ports are at offsets from the base port."""
 
     port: int
     password: str
@@ -299,11 +296,10 @@ class Identity:
 
 
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
-    """Keep other private servers from choosing the free loopback ports `port + offset`, until the result is closed.
+    """Keep other private servers from choosing the loopback ports `port + offset`, until the result is closed.
 
-    So a stopped or killed server can start again on its ports. A claim is a name in Linux's abstract namespace, which
-    belongs to one process, is visible where the loopback interface is, and ends with the process. Raises `OSError` if
-    one of the ports is already claimed, or a process listens on it.
+    A claim is a name in Linux's abstract namespace, which is visible where the loopback interface is, and ends with the
+    process. Raises `OSError` if one of the ports is already claimed, or a process listens on it.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
@@ -342,4 +338,4 @@ def write_private(file: Path, text: str) -> None:
 
 def checked_directory(directory: Any) -> Path:
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
-    return Path(checked_name("directory", path)).absolute()
+    return Path(checked_text("directory", path, least=1, what="a path")).absolute()

@@ -1,6 +1,6 @@
 """Reads and writes key definitions and streams in the database, which all processes share.
 
-Tables and columns are defined only in `relatum_migrations/sql/schema.sql`. To avoid deadlocks, transactions that change
+Tables and columns are defined only in `relatum_migrations/sql`. To avoid deadlocks, transactions that change
 several kinds of rows lock them in this order: placements by name, the row of `super_streams`, partitions by id.
 """
 
