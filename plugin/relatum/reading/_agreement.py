@@ -221,7 +221,8 @@ def leaders_bounds(reader: "StreamReader", stream: str) -> StreamBounds:
     bounds = bounds_of_known(reader, stream)
     if not bounds.is_proven:
         raise StreamUnavailable(
-            f"the leader of {stream!r} is unreachable, and other nodes may have fewer messages: try again later",
+            f"the leader of {stream!r} is unreachable, and other nodes may have fewer messages: try again; if its node "
+            "is up, it advertises a name that does not resolve here (stream.advertised_host)",
             stream=stream,
         )
     return bounds
