@@ -211,8 +211,6 @@ _LISTED: Final = (
 )
 """The properties in the order of AMQP 1.0's list; "" for those that AMQP 0.9.1 does not have."""
 
-_INDEXES: Final = {index: index for index in range(len(_LISTED))}
-
 _Row: TypeAlias = tuple[int | None, bytes, dict[str, str | None], dict[str, Any]]
 """A message's time in microseconds, its body, its headers as text, and its properties that are set."""
 
@@ -264,21 +262,23 @@ def _read_usual(raw: bytes, chunk_ms: int | None) -> _Row:
 
 def _read_properties(raw: bytes, position: int, found: dict[str, Any]) -> None:
     """Add the properties that are set in AMQP 1.0's list."""
-    values: list[Any] = [None] * len(_LISTED)
-    amqp10.pick_list(raw, position, _INDEXES, values)
-    for name, value in zip(_LISTED, values, strict=True):
-        if value is None or not name:
+    count, at, end = amqp10.entries_of(raw, position, "list")
+    for name in _LISTED[:count]:
+        if raw[at] == 0x40:
+            at += 1
             continue
-        converted: Any = value
+        value, at = amqp10.decode_value(raw, at)
         if name == "timestamp":
             # AMQP 0.9.1 has whole seconds only.
-            converted = value.replace(microsecond=0) if isinstance(value, datetime) else None
+            value = value.replace(microsecond=0) if isinstance(value, datetime) else None
         elif name == "reply_to":
-            converted = reply_to_text(value)
+            value = reply_to_text(value)
         elif type(value) is not str:
-            converted = property_text(value)
-        if converted is not None:
-            found[name] = converted
+            value = property_text(value)
+        if value is not None and name:
+            found[name] = value
+    if at > end:
+        raise _UnusualRecord
 
 
 def _read_headers(
