@@ -89,10 +89,10 @@ class NamedStreams:
 
     def find(self) -> list[str]:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
-        reader, found = self.reader(), list[str]()
+        found = list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain_streams else reader.partitions(name)
-            if not partitions and name not in self._plain_streams and reader.routes("", name) != []:
+            partitions = [] if name in self._plain_streams else self.reader().partitions(name)
+            if not partitions and name not in self._plain_streams and self.reader().routes("", name) != []:
                 # A plain stream: query its partitions only once, since the broker logs an error each time.
                 self._plain_streams.add(name)
             found += partitions or [name]
