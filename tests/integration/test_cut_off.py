@@ -209,6 +209,8 @@ def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(
             wait_status(second, OutcomeStatus.SUCCEEDED, "c")
             gate.opened.set()
             wait_status(second, OutcomeStatus.SUCCEEDED, *"abc")
+            stream = first._shared.following.streams[place.stream]
+            wait_until(lambda: stream.is_standing_by, what="the first stands by")
             assert (caplog.text.count("is unavailable"), caplog.text.count("is back")) == (1, 0)
         collecting.put("d")
         wait_status(first, OutcomeStatus.SUCCEEDED, "d")
