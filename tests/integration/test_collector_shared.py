@@ -19,7 +19,16 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting import (
+    Bulk,
+    Collected,
+    ExecutorOptions,
+    FlushReason,
+    MessageCollector,
+    Outcome,
+    OutcomeStatus,
+    collector_status,
+)
 from relatum.collecting._collector_core import Advance
 from relatum.errors import (
     BrokerUnavailable,
@@ -28,8 +37,9 @@ from relatum.errors import (
     InvalidInput,
     NotAStream,
     StreamNotFound,
+    StreamUnavailable,
 )
-from relatum.reading import Message
+from relatum.reading import Message, StreamReader
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -142,6 +152,39 @@ def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, star
         collecting.put("d")
         wait_status(collector, SUCCEEDED, "d")
     assert consumer.bodies == list(expected)
+
+
+@pytest.mark.parametrize("start", ["next", 3])
+def test_a_stream_is_recognised_before_its_first_message_was_collected(collecting: Collecting, start: Any) -> None:
+    """A stream that is followed from its end on, and declared again before another message, is begun anew."""
+    collecting.put(*"abc")
+    consumer, stream = Consumer(), collecting.place.stream
+    for _ in range(2):
+        with collecting.collector(consumer, start=start) as collector:
+            wait_until(lambda collector=collector: is_attached(collector, stream), what="the stream followed")
+    collecting.place.declare_again()
+    collecting.put("d")
+    with collecting.collector(consumer, start=start) as collector:
+        wait_status(collector, SUCCEEDED, "d")
+    assert consumer.bodies == ["d"]
+
+
+def test_a_stream_that_lost_its_end_and_then_the_rest_is_collected(collecting: Collecting) -> None:
+    """A position that was set back belongs to the message before it, as any other."""
+    consumer, stream = Consumer(), collecting.place.stream
+    position = "SELECT position FROM relatum.collector_sources WHERE replaced_at IS NULL"
+    collecting.put(*"abcd")
+    with collecting.collector(consumer) as collector:
+        wait_status(collector, SUCCEEDED, *"abcd")
+    collecting.place.declare_again()
+    collecting.put(*"ab")
+    with collecting.collector(consumer) as again:
+        wait_until(lambda: collecting.place.sql(position) == [(2,)], what="the position set back")
+        wait_until(lambda: is_attached(again, stream), what="the stream followed")
+        collecting.place.declare_again()
+        collecting.put("x")
+        wait_status(again, SUCCEEDED, "x")
+    assert consumer.bodies == [*"abcd", "x"]
 
 
 BEGIN_ANEW = """
@@ -430,6 +473,51 @@ def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, m
         collecting.put("a")
         wait_status(collector, SUCCEEDED, "a")
     other.store.dispose()
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+def test_a_stream_that_is_unavailable_holds_up_no_other(
+    collecting: Collecting, copies: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages whose bodies cannot be read now wait, and those of other streams are consumed; that is logged once."""
+    place, read_all = collecting.place, StreamReader.read_all
+    declare_stream(place.amqp, copies)
+    collecting.put("a")
+    collecting.put("b", to=copies)
+    dead = StoreMember(place.database)
+    for name, stream in (("b", copies), ("a", place.stream)):
+        dead.add([Collected(MessageId(stream, 0), name, "order", 1, None)])
+    dead.close()
+    dead.store.dispose()
+
+    def read_some(reader: StreamReader, ids: Any, **options: Any) -> Any:
+        if copies in {stream for stream, _ in ids}:
+            raise StreamUnavailable("no leader", stream=copies)
+        return read_all(reader, ids, **options)
+
+    with monkeypatch.context() as patch, caplog.at_level("INFO", "relatum.collector"):
+        patch.setattr(StreamReader, "read_all", read_some)
+        with collecting.collector(Consumer(), streams=[], max_age_s=0.2) as collector:
+            wait_status(collector, SUCCEEDED, "a")
+            assert collector.outcome("b").status is COLLECTED
+            patch.undo()
+            wait_status(collector, SUCCEEDED, "b")
+    reading = f"reading messages of stream {copies!r}"
+    said = [record.getMessage() for record in caplog.records if reading in record.getMessage()]
+    assert ["will retry" in each for each in said] == [True, False]
+
+
+def test_a_stream_that_cannot_be_read_hides_no_status(collecting: Collecting, channel: BlockingChannel) -> None:
+    """Its lag is unknown; all else is shown."""
+    place, queue = collecting.place, unique_name("queue")
+    channel.queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
+    collecting.put("a")
+    member = StoreMember(place.database)
+    for stream in (queue, place.stream):
+        member.follow(stream, 0)
+    [status] = collector_status(place.database, broker=place.amqp)
+    assert {each.stream: each.lag_offsets for each in status.sources} == {queue: None, place.stream: 1}
+    member.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")

@@ -445,17 +445,22 @@ def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
     """`collect` waits for the end of the old generation, which would fail the message, or leave it for ever."""
     member.follow("orders", 0)
     member.add(entries(0), Advance("orders", 0, 1))
-    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
+    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(3) as threads:
         gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collector_sources"))  # type: ignore[arg-type]
         gate.execute("SELECT pg_advisory_lock(1)")
         ending = threads.submit(member.rewind, "orders", 0, is_new=True)
         wait_until(lambda: committing(database.engine), what="the old generation ends")
         collecting = threads.submit(member.add, entries(5))
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
-        wait_until(lambda: gate.execute(waiting).fetchone(), what="collecting waits")
+        following = threads.submit(member.follow, "orders", 0)
+        waiting = (
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+            " AND wait_event IN ('transactionid', 'tuple')"
+        )
+        wait_until(lambda: len(gate.execute(waiting).fetchall()) == 2, what="collecting and following wait")
         gate.execute("SELECT pg_advisory_unlock(1)")
         ending.result()
     assert collecting.result().places == places(5)
+    assert following.result().next_offset == 0
     assert member.forward(BULK, places(5)).places == places(5)
 
 

@@ -192,8 +192,11 @@ def test_nothing_is_handed_out_after_the_end_of_a_lease(place: Place, bed: Seria
         assert consumer.next_batch(90) is not None
 
 
-def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(place: Place, lines: list[FailingPlace]) -> None:
+def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(
+    place: Place, lines: list[FailingPlace], caplog: pytest.LogCaptureFixture
+) -> None:
     """A collector that is cut off consumes what it holds, and follows its stream again once the other has ended."""
+    caplog.set_level("INFO", "relatum.collector")
     gate, consumer, collecting = Gate(), Consumer(), Collecting(place)
     options = {"bulk_messages": 1, "lease_s": LEASE_S}
     line, other = lines
@@ -206,8 +209,12 @@ def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(place: Place, l
             wait_status(second, OutcomeStatus.SUCCEEDED, "c")
             gate.opened.set()
             wait_status(second, OutcomeStatus.SUCCEEDED, *"abc")
+            stream = first._shared.following.streams[place.stream]
+            wait_until(lambda: stream.is_standing_by, what="the first stands by")
+            assert (caplog.text.count("is unavailable"), caplog.text.count("is back")) == (1, 0)
         collecting.put("d")
         wait_status(first, OutcomeStatus.SUCCEEDED, "d")
+    assert caplog.text.count("is back") == 1
     assert (gate.bodies, consumer.bodies) == (["a", "b", "d"], ["c"])
 
 

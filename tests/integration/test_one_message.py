@@ -1,5 +1,6 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others continue."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -227,18 +228,18 @@ def test_a_message_whose_type_cannot_be_told_is_passed_over(
     place: Place, collector_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message for which `type_of` raises or returns no text is logged and counted, and the next are consumed."""
-    place.put(b"raises", b"lies", *identified("good"))
+    place.put(b"raises", b"cancels", b"lies", *identified("good"))
 
     def type_of(message: Message) -> Any:
-        if message.body == b"raises":
-            raise KeyError("kind")
+        if message.body in (b"raises", b"cancels"):
+            raise KeyError("kind") if message.body == b"raises" else asyncio.CancelledError
         return 7 if message.body == b"lies" else "order"
 
     collector = collector_of(type_of=type_of)
     assert collected(collector, lambda bulk: None, "good") == {"good": (SUCCEEDED, None)}
-    assert collector.statistics().passed_over == 2
+    assert collector.statistics().passed_over == 3
     said = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
-    assert [place.stream in each for each in said] == [True, True]
+    assert [place.stream in each for each in said] == [True, True, True]
 
 
 def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collector_of: Callable[..., Any]) -> None:

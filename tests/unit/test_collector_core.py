@@ -363,6 +363,7 @@ def test_room_for_others_ends_at_the_limit() -> None:
     assert core.room_for_others(1000) == (1, [])
     core.stop()
     assert core.room_for_others(1000) == (0, [])
+    assert core_of({"a": ExecutorOptions()}, bytes_max=1).room_for_others(1000) == (1, ["a"])
 
 
 def test_back_off_doubles_up_to_an_hour() -> None:

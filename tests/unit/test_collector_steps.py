@@ -96,8 +96,9 @@ def test_reasons_are_cut_to_what_can_be_stored() -> None:
 def test_a_message_is_described_by_its_id_or_place_and_its_bytes() -> None:
     """A message without an id that can be stored has its place as id; a description keeps the stream's bytes alone."""
     nameless = Message("orders", 4, None, None, lambda: ({}, Properties(), b"", True))
-    asked_by = [describe(each, type_of_property).message_id for each in (read(3), nameless, read(5, "a\0b"))]
-    assert asked_by == ["m3", "orders:4", "orders:5"]
+    given = (read(3), nameless, read(5, "a\0b"), read(6, "\udcff"), read(7, "x" * 2000 + "\udcff"))
+    asked_by = [describe(each, type_of_property).message_id for each in given]
+    assert asked_by == ["m3", "orders:4", "orders:5", "orders:6", "orders:7"]
     record = Message.from_record("orders", 1, b"no AMQP at all")
     described = describe(record, type_of_property)
     assert (described.type, described.bytes, described.message_id) == ("", 14, "orders:1")

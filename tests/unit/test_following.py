@@ -8,8 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from relatum.errors import BrokerUnavailable, ConnectionLost
-from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
+from relatum.errors import BrokerUnavailable, ConnectionLost, StreamNotHere
+from relatum.reading import (
+    Agreement,
+    Message,
+    NodeAddress,
+    Position,
+    Properties,
+    SocketConnection,
+    StreamBounds,
+    position_of,
+)
 from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, _delivery
 from relatum.reading.following._connection import (
     CHUNKS_MAX,
@@ -104,6 +113,9 @@ class Bench:
         """Nothing, as `unsubscribe` and `grant` of `Connections`."""
 
     unsubscribe = grant = on_attached
+
+    async def other_node(self, _stream: str, _tried: object) -> None:
+        raise Interrupted if self.is_away else StreamNotHere("No other node has it.")
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
@@ -227,6 +239,17 @@ async def attached(bench: Bench, *streams: str) -> list[Followed]:
     await bench.after()
     bench.events.clear()
     return found
+
+
+async def test_a_stream_that_its_node_has_lost_is_read_from_the_home_node_after_an_outage() -> None:
+    """A node that lacks the stream is not asked again and again while the home node is away."""
+    bench = Bench()
+    (one,) = await attached(bench, "one")
+    bench.is_away, one.node = True, NodeAddress("other", 5552)
+    one.on_ended(StreamNotHere("It has no replica."))
+    await bench.after()
+    assert one.node is None
+    one.end()
 
 
 async def test_streams_have_their_turn_one_after_the_other() -> None:

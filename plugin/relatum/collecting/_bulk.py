@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from relatum.common.checks import checked_choice, checked_count, checked_seconds
+from relatum.common.checks import checked_choice, checked_count, checked_seconds, is_clean
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import ended
@@ -30,11 +30,10 @@ number; an index row of PostgreSQL has at most 2,704 bytes, other columns includ
 def id_of(place: MessageId, given: str | None) -> str:
     """Return the id of a message's outcome: its property `message_id`; "stream:offset" if it has none.
 
-    A `message_id` that contains a NUL, or is too long for an index of PostgreSQL, is ignored.
+    A `message_id` that PostgreSQL cannot store, or that is too long for its index, is ignored.
     """
-    # A character has at most four bytes: only long ids are encoded to measure them.
-    is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
-    return given if given and "\0" not in given and not is_long else id_of_place(place)
+    is_usable = given and is_clean(given) and len(given.encode()) <= MESSAGE_ID_BYTES_MAX
+    return given if given and is_usable else id_of_place(place)
 
 
 def id_of_place(place: MessageId) -> str:
@@ -138,17 +137,8 @@ WhenFull = Literal["block", "spill"]
 """The reaction to a lack of room: "block" makes `collect` wait; "spill" drops bodies of waiting bulks from memory, and
 workers read them again."""
 
-BULK_BYTES: Final = 1024 * 1024
-"""Default bytes of a bulk."""
-
-BULK_MESSAGES: Final = 500
-"""Default messages of a bulk."""
-
 BACKOFF_MAX_S: Final = 3600.0
 """Maximum seconds that a message waits before its next attempt."""
-
-ATTEMPTS_MAX: Final = 1000
-"""Maximum of `attempts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +163,8 @@ class ExecutorOptions:
         InvalidInput: An option is out of range.
     """
 
-    bulk_bytes: int = BULK_BYTES
-    bulk_messages: int = BULK_MESSAGES
+    bulk_bytes: int = 1024 * 1024
+    bulk_messages: int = 500
     max_age_s: float = 1.0
     idle_s: float | None = None
     workers: int = 1
@@ -187,7 +177,7 @@ class ExecutorOptions:
     def __post_init__(self) -> None:
         for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks"):
             checked_count(name, getattr(self, name), most=INTEGER_MAX)
-        checked_count("attempts", self.attempts, most=ATTEMPTS_MAX)
+        checked_count("attempts", self.attempts, most=1_000)
         checked_seconds("max_age_s", self.max_age_s, zero=False)
         checked_seconds("backoff_s", self.backoff_s)
         if self.idle_s is not None:
@@ -245,11 +235,10 @@ def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Coll
     for message in messages:
         try:
             described.append(describe(message, type_of, may_be_decoded=False))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
+        except BaseException as error:  # noqa: BLE001 - the caller's function must not stop a stream
             text = "passed over message %s, whose type is unknown: %s"
             logging.getLogger("relatum.collector").warning(text, message.id, ended(error))
-            size = 0 if message.raw is None else len(message.raw)
-            described.append(Collected(message.id, id_of_place(message.id), "", size, message))
+            described.append(Collected(message.id, id_of_place(message.id), "", len(message.raw or b""), message))
     return described
 
 

@@ -43,9 +43,6 @@ from relatum.store.database import AnyDatabase
 LEASE_S: Final = 15.0
 """Default seconds of a member's lease: others take over its messages after this long without a renewal."""
 
-LEASE_MIN_S: Final = 1.0
-"""Minimum seconds of a lease: a busy process could not renew a shorter one in time."""
-
 CLOSE_S: Final = 30.0
 """Default seconds that `close` waits."""
 
@@ -74,7 +71,8 @@ class Collector:
         lease_s: float = LEASE_S,
         keep_s: int | None = KEEP_S,
     ) -> None:
-        checked_seconds("lease_s", lease_s, least=LEASE_MIN_S)
+        # A busy process could not renew a shorter lease in time.
+        checked_seconds("lease_s", lease_s, least=1.0)
         if keep_s is not None:
             checked_count("keep_s", keep_s, most=SECONDS_MAX)
         if dead_letter_stream is not None:

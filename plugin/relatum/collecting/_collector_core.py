@@ -253,7 +253,8 @@ class Core:
 
     def room_for_others(self, messages_max: int) -> tuple[int, list[str]]:
         """Return how many messages, without bodies, can be taken over now, and the types that have room."""
-        room = (self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
+        # At least one message if none is held, however small `bytes_max` is.
+        room = max((self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES), int(not self._held))
         types = [name for name, bulks in self._types.items() if not bulks.is_full]
         return 0 if self.is_stopping else max(0, min(messages_max, room)), types
 

@@ -344,7 +344,7 @@ class CollectorLoop:
         until, following, over = time.monotonic() + timeout_s, self.following, self.abandoned.is_set
         self.stop()
         if following is not None:
-            await self._until(lambda: over() or not following.is_following, until)
+            await self._until(lambda: over() or all(each.task.done() for each in following.streams.values()), until)
         await self._until(lambda: over() or (not self._lots and self.core.is_idle), until)
         in_time = not (over() or self._lots) and self.core.is_idle
         self.abandon()

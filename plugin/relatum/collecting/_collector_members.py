@@ -212,9 +212,12 @@ class CollectorMembers:
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
         """Lock the stream's row until the transaction ends; add the row if it is missing."""
-        named = self._values(of_stream=stream)
-        connection.execute(ADD_SOURCE, named)
-        return connection.execute(LOCK_SOURCE, named).one()
+        named, source = self._values(of_stream=stream), None
+        while source is None:
+            # The lock may wait for the end of a generation, and then finds no row.
+            connection.execute(ADD_SOURCE, named)
+            source = connection.execute(LOCK_SOURCE, named).first()
+        return source
 
     def _hold(self, connection: sa.Connection, member: int, how: sa.TextClause = HOLD_MEMBER) -> None:
         """Keep the member from being removed until the transaction ends."""

@@ -2,7 +2,6 @@
 
 from collections import Counter as Counts
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple
@@ -12,10 +11,10 @@ import sqlalchemy as sa
 from relatum.collecting._collector_core import Result
 from relatum.collecting._collector_members import FIND_COLLECTOR
 from relatum.common.checks import checked_count, checked_name, checked_names, meant
-from relatum.errors import InvalidInput, NotFound, StreamNotFound
+from relatum.errors import InvalidInput, NotFound
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, PerLabel, reported
 from relatum.outcomes import Outcome, OutcomeStatus
-from relatum.reading import Broker, BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 
 
@@ -116,10 +115,6 @@ _SHOWN: Final = """message.message_id, message.state, collector.name, message.ty
 _TABLES: Final = """relatum.collector_sources AS source
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id"""
 
-_BEFORE: Final = """message.finished_at IS NOT NULL AND message.finished_at <= :at::timestamptz
-        AND (message.finished_at, message.source_id, message.stream_offset)
-            < (:at::timestamptz, :at_source::integer, :at_offset::bigint)"""
-
 _MINE: Final = "source.collector_id = :in_collector::integer"
 
 _KINDS: Final = "message.state = ANY (:states::text[])"
@@ -127,7 +122,10 @@ _KINDS: Final = "message.state = ANY (:states::text[])"
 _PAGE: Final = f"""
     SELECT {_SHOWN} FROM {_TABLES} JOIN LATERAL (
         SELECT * FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND {_BEFORE} AND {_KINDS} AND %s
+        WHERE message.source_id = source.source_id AND {_KINDS} AND %s
+            AND message.finished_at IS NOT NULL AND message.finished_at <= :at::timestamptz
+            AND (message.finished_at, message.source_id, message.stream_offset)
+                < (:at::timestamptz, :at_source::integer, :at_offset::bigint)
         ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT :limit::bigint) AS message ON true
     WHERE {_MINE}
     ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
@@ -177,7 +175,7 @@ class SourceStatus:
     """A stream that messages were collected from.
 
     `position`: The next offset to read; None if the stream was never followed and messages came from `collect`.
-    `lag_offsets`: Offsets from `position` to the stream's end; None without a broker. `follower`: The holder of the
+    `lag_offsets`: Offsets from `position` to the stream's end; None if that is unknown. `follower`: The holder of the
     member that follows the stream now. `passed_over`: The number of messages of types without an executor.
     """
 
@@ -235,10 +233,10 @@ def collector_status(
         with StreamReader.open(address) as reader:
             for status in found:
                 for n, source in enumerate(status.sources if status.vhost == address.vhost else ()):
-                    with suppress(StreamNotFound):
-                        if source.position is not None:
-                            lag = reader.bounds(source.stream).lag(source.position)
-                            status.sources[n] = replace(source, lag_offsets=lag)
+                    if source.position is not None:
+                        bounds = bounds_or_error(reader, source.stream)
+                        lag = bounds.lag(source.position) if isinstance(bounds, StreamBounds) else None
+                        status.sources[n] = replace(source, lag_offsets=lag)
     return found
 
 

@@ -39,7 +39,7 @@ from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import array_text, integers_text
-from relatum.store.settling import MARK, Tokens
+from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
 # `IS NOT DISTINCT FROM` excludes the index on members: it would read all unfinished messages of the member.
@@ -66,8 +66,7 @@ UNFINISHED: Final = sql(f"""
 
 # Most messages succeed: their statement needs no arrays of states and reasons.
 SUCCEED: Final = sql(f"""
-    WITH {MARK},
-    done AS (
+    WITH done AS (
         UPDATE relatum.collected_messages
         SET state = 'succeeded', reason = NULL, finished_at = coalesce(finished_at, statement_timestamp()),
             next_attempt_at = NULL
@@ -75,12 +74,9 @@ SUCCEED: Final = sql(f"""
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-_UNMARKED: Final = {"token": None, "tokens_before": list[UUID]()}
-
 # A row's position among the offsets is its position in the other arrays.
 FINISH: Final = sql(f"""
-    WITH {MARK},
-    done AS (
+    WITH done AS (
         UPDATE relatum.collected_messages
         SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
             reason = (:reasons::text[])[array_position(:offsets::bigint[], stream_offset)],
@@ -188,9 +184,18 @@ class CollectorStore(CollectorMembers):
         return self._add(member, messages, advance)
 
     def _add(self, member: int, messages: Sequence[Collected], advance: Advance | None) -> Stored:
-        by_stream = defaultdict[str, list[Collected]](list)
+        by_stream, moved = defaultdict[str, list[Collected]](list), dict[str, Any]()
         if advance is not None:
             by_stream[advance.stream] = []
+            known = advance.known_by
+            moved = {
+                "expected": advance.from_offset,
+                "to": advance.to_offset,
+                "more_passed_over": advance.passed_over,
+                "known_offset": known and known.offset,
+                "known_fingerprint": known and known.fingerprint,
+                "known_chunk_ms": known and known.chunk_ms,
+            }
         for message in messages:
             by_stream[message.place.stream].append(message)
         owned, at = set[MessageId](), None
@@ -203,10 +208,7 @@ class CollectorStore(CollectorMembers):
                 message_ids=array_text(message.message_id for message in of_stream),
                 types=array_text(message.type for message in of_stream),
             )
-            if advance is None:
-                rows = self._add_to_present(named)
-            else:
-                rows = self._database.rows(ADVANCE, named | _advance_values(advance))
+            rows = self._database.rows(ADVANCE, named | moved) if moved else self._add_to_present(named)
             if not rows:
                 raise self._removed(member)
             at, has_source, added = rows[0]
@@ -254,9 +256,8 @@ class CollectorStore(CollectorMembers):
             named["reasons"] = [result.reason for result in of_stream]
             named["retries_s"] = [result.retry_in_s for result in of_stream]
             changes.append((FINISH, named))
-        for number, (_, named) in enumerate(changes):
-            # The first statement writes the token, which saves a round trip.
-            named |= self._tokens.of(token) if token is not None and number == 0 else _UNMARKED
+        if connection is not None and token is not None:
+            self._tokens.write(connection, token)
         try:
             return self._change(changes, connection)
         except RowRefused:
@@ -350,18 +351,6 @@ class CollectorStore(CollectorMembers):
 
     def dispose(self) -> None:
         self._database.close()
-
-
-def _advance_values(advance: Advance) -> dict[str, Any]:
-    known = advance.known_by
-    return {
-        "expected": advance.from_offset,
-        "to": advance.to_offset,
-        "more_passed_over": advance.passed_over,
-        "known_offset": known and known.offset,
-        "known_fingerprint": known and known.fingerprint,
-        "known_chunk_ms": known and known.chunk_ms,
-    }
 
 
 def _in_ascii(reason: str | None) -> str | None:

@@ -34,6 +34,7 @@ from relatum.errors import (
     OffsetNotFound,
     PublishRejected,
     RelatumError,
+    StreamUnavailable,
     TlsRefused,
     Transient,
 )
@@ -58,8 +59,6 @@ CRASHED: Final = Failure("the collector died each time this message was consumed
 
 T = TypeVar("T")
 
-Refused = dict[MessageId, str]
-"""The reasons why messages can never be dead letters, by place."""
 # --- a bulk's span ----------------------------------------------------------------------------------------------------
 
 
@@ -210,8 +209,20 @@ class BulkConsumer:
         span.link(lambda: _links_of(unread))
         return lost
 
-    def _read(self, places: Sequence[MessageId]) -> Sequence[Found]:
-        found = self._shared.streams.reader().read_all(places)
+    def _read(self, places: Sequence[MessageId]) -> Sequence[Found | StreamUnavailable]:
+        """Read messages. Those of an unavailable stream get that error, and hold up no others."""
+        shared = self._shared
+        try:
+            found = shared.streams.reader().read_all(places)
+        except StreamUnavailable as error:
+            others = [place for place in places if place.stream != error.stream]
+            if len(others) == len(places):
+                raise
+            shared.outages.failed(shared.label(f"reading messages of stream {error.stream!r}"), error)
+            by_place = dict(zip(others, self._read(others), strict=True))
+            return [by_place.get(place, error) for place in places]
+        for stream in {place.stream for place in places}:
+            shared.outages.over(shared.label(f"reading messages of stream {stream!r}"))
         for each in found:
             if isinstance(each, AccessRefused):
                 # Raise, so that the read is repeated: the user may get the permission again.
@@ -303,7 +314,7 @@ class BulkConsumer:
             ) from raised
         if raised is not None:
             raise _RolledBack(results, None)
-        return self._publish_dead(bulk, results, lambda run: run())
+        return self._publish_dead(bulk, results, is_joined=True)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -311,7 +322,7 @@ class BulkConsumer:
         """Publish dead letters, store the results, and append the results that were stored to `stored`."""
         shared = self._shared
         # Publish first: a dead message must be in the dead-letter stream. After a crash, it may be published twice.
-        results = self._publish_dead(bulk, results, lambda run: self._persist(run, "publishing dead letters"))
+        results = self._publish_dead(bulk, results)
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
         self._report(bulk, results, self._persist(finish, "storing results"), stored)
 
@@ -325,9 +336,7 @@ class BulkConsumer:
                 [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
             )
 
-    def _publish_dead(
-        self, bulk: Bulk, results: list[Result], publish: Callable[[Callable[[], Refused]], Refused]
-    ) -> list[Result]:
+    def _publish_dead(self, bulk: Bulk, results: list[Result], *, is_joined: bool = False) -> list[Result]:
         """Publish dead letters; return the results, with messages that can never be dead letters as failed."""
         reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
         if not reasons:
@@ -335,8 +344,9 @@ class BulkConsumer:
         dead_letters = self._shared.streams.dead_letters
         assert dead_letters is not None, "messages are dead only if there is a dead-letter stream"
         letters = [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
-        # One publisher for all repetitions: it remembers which letters were confirmed.
-        refused = publish(DeadLetterPublisher(dead_letters, letters).run)
+        # One publisher for all repetitions: it remembers which letters were confirmed. A transaction does not wait.
+        publish = DeadLetterPublisher(dead_letters, letters).run
+        refused = publish() if is_joined else self._persist(publish, "publishing dead letters")
 
         def failed(result: Result) -> Result:
             both = Failure(f"{result.reason}; no dead letter: {refused[result.place]}")

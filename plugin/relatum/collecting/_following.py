@@ -6,21 +6,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
-from relatum.collecting._collector_core import Abandoned, Followed, Lot
+from relatum.collecting._collector_core import Abandoned, Advance, Followed, Lot
 from relatum.collecting._handlers import logger
-from relatum.common.checks import shown
+from relatum.common.checks import checked_count
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
-from relatum.common.waiting import Pauses, ended
+from relatum.common.waiting import BACKOFF_S, Pauses, ended
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
     Conflict,
-    InvalidInput,
     NotAStream,
     OffsetExpired,
     OffsetNotFound,
@@ -28,7 +28,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known
+from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ StartAt = Literal["first", "next"] | int
 
 STANDBY_S: Final = 1.0
 """Seconds between queries for streams that other members have released; one query for all streams."""
-
-REFOLLOW_S: Final = 0.05
-"""Seconds before a released stream is followed again."""
 
 PARTITIONS_S: Final = 30.0
 """Seconds between searches for new partitions."""
@@ -61,9 +58,8 @@ class NamedStreams:
         self.address = address
         self._plain_streams: set[str] = set()
         self._reader: SharedReader | None = None
-        is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
-        if start not in ("first", "next") and not is_offset:
-            raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
+        if start not in ("first", "next"):
+            checked_count("start", start, least=0, most=INTEGER_MAX, otherwise=", 'first' or 'next'")
         if address is None and (names or dead_letter_stream):
             raise ConfigurationError("streams= and dead_letter_stream= need a broker: pass broker=")
         self.dead_letters = DeadLetters(address, dead_letter_stream) if address and dead_letter_stream else None
@@ -93,12 +89,10 @@ class NamedStreams:
 
     def find(self) -> list[str]:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
-        if self._plain_streams.issuperset(self.names):
-            return self.names
-        reader, found = self.reader(), list[str]()
+        found = list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain_streams else reader.partitions(name)
-            if not partitions and name not in self._plain_streams and reader.routes("", name) != []:
+            partitions = [] if name in self._plain_streams else self.reader().partitions(name)
+            if not partitions and name not in self._plain_streams and self.reader().routes("", name) != []:
                 # A plain stream: query its partitions only once, since the broker logs an error each time.
                 self._plain_streams.add(name)
             found += partitions or [name]
@@ -142,33 +136,37 @@ class Following:
                 stream = self.streams[name] = CollectedStream(self, name)
                 stream.task.add_done_callback(lambda _: self.shared.notify())
 
-    @property
-    def is_following(self) -> bool:
-        return not all(stream.task.done() for stream in self.streams.values())
-
     def wake(self) -> None:
-        """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
             stream.wake_event.set()
 
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
-        is_missing = isinstance(event, Failed) and isinstance(event.error, StreamNotFound)
-        if event.stream is None or is_missing or isinstance(event, Attached):
-            self.is_cut_off = event.stream is None
-            self._pauses = self._pauses if self.is_cut_off else Pauses()
+        error = event.error if isinstance(event, Failed) else None
+        if event.stream is None or isinstance(event, Attached) or isinstance(error, StreamNotFound):
+            self._note_reach(error if event.stream is None else None)
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
+
+    def _note_reach(self, error: Exception | None) -> None:
+        """Note whether the broker is out of reach, which streams that other members follow do not show."""
+        self.is_cut_off, part = error is not None, self.shared.label("reaching the broker")
+        if error is not None:
+            self.shared.outages.failed(part, error)
+        else:
+            self.shared.outages.over(part)
+            self._pauses = Pauses()
 
     async def _find_released(self) -> float:
         """Wake the streams that no other member follows any more."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.core.is_stopping:
             if self.is_cut_off and time.monotonic() >= self._probe_at:
-                # Streams that other members follow do not show whether the broker is back.
                 error = await self.follower.missing_error(next(iter(self.streams)))
-                self.is_cut_off &= is_outage(error)
-                self._probe_at = time.monotonic() + self._pauses.after(error) if is_outage(error) else 0.0
+                if is_outage(error):
+                    self._probe_at = time.monotonic() + self._pauses.after(error)
+                else:
+                    self._note_reach(None)
             held = await shared.loop.ask(shared.store.held, shared.member)
             for stream in self.streams.values():
                 if stream.name not in held:
@@ -195,20 +193,15 @@ class CollectedStream:
         self._pauses = Pauses()
         self.wake_event = asyncio.Event()
         self._events: deque[Event] = deque()
-        self._initial: int | None = None
+        self._initial: Advance | None = None
         self._next_offset = 0
         self._is_read = self._was_followed = False
         self.task = self._shared.loop.spawn(self._run())
 
-    # --- from the follower and the loop -------------------------------------------------------------------------------
-
     def on_event(self, event: Event) -> None:
-        """Queue a follower's event; `done` releases it later."""
         if self._is_read:
             self._events.append(event)
             self.wake_event.set()
-
-    # --- the task -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         """Follow the stream until the collector stops; resume after any error."""
@@ -243,13 +236,17 @@ class CollectedStream:
         try:
             await self._release_lost(member)
             if await self._read(member, followed):
-                await self._resume_replaced(member)
+                # Messages of the old stream are consumed first.
+                while shared.core.held_of(self.name) and not self._is_over(member):
+                    await shared.changed()
+                if not self._is_over(member):
+                    await shared.loop.ask(self._set_back, member)
         finally:
             # Release the stream before the error is reported. An abandoned member releases all streams when it leaves.
             if not shared.abandoned.is_set():
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
-        return REFOLLOW_S
+        return BACKOFF_S[0]
 
     async def _release_lost(self, member: int) -> None:
         """Before reading, release messages of the stream that this member holds but no longer owns.
@@ -349,26 +346,24 @@ class CollectedStream:
             # The application's function may be slow.
             messages += describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
 
-    async def _resume_replaced(self, member: int) -> None:
-        """Wait until all held messages of the old stream are consumed; then find where the new one agrees with it."""
-        shared = self._shared
-        while shared.core.held_of(self.name):
-            if self._is_over(member):
-                return
-            await shared.changed()
-        await shared.loop.ask(self._set_back, member)
-
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self.name, **fields})
 
-    # --- calls in threads ---------------------------------------------------------------------------------------------
-
     def _begin(self, member: int) -> Followed | None:
         """Follow the stream unless another member does."""
+        store, reader, start = self._shared.store, self._follower.reader(), self._shared.streams.start
         if self._initial is None:
-            start, bounds = self._shared.streams.start, self._follower.reader().bounds(self.name)
-            self._initial = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
-        return self._shared.store.follow(member, self.name, self._initial)
+            bounds = reader.bounds(self.name)
+            first = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
+            before = reader.read_all([MessageId(self.name, first - 1)])[0] if first else None
+            known = position_of(before) if isinstance(before, Message) else None
+            self._initial = Advance(self.name, first, first, known)
+        followed = store.follow(member, self.name, self._initial.to_offset)
+        if followed is None or not followed.is_new or self._initial.known_by is None:
+            return followed
+        # Without a known message, the stream might be declared again, and its messages below the position skipped.
+        store.add(member, [], self._initial)
+        return replace(followed, known_by=self._initial.known_by)
 
     def _set_back(self, member: int) -> None:
         """Set the position after the last unchanged message; if there is none, to the stream's beginning.
@@ -376,8 +371,8 @@ class CollectedStream:
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
         name, store, reader = self.name, self._shared.store, self._follower.reader()
-        bounds = bounds_of_known(reader, name)
-        offsets = range(bounds.first or 0, 0 if bounds.last is None else bounds.last + 1)
+        bounds, unchanged = bounds_of_known(reader, name), list[Message]()
+        offsets = range(bounds.first or 0, bounds.end)
 
         def is_changed(offset: int) -> bool:
             row = store.last_collected(name, offset)
@@ -386,15 +381,20 @@ class CollectedStream:
             place = MessageId(name, row[0])
             (found,) = reader.read_all([place])
             if isinstance(found, Message):
-                return not id_of(place, found.properties.message_id) == row[1] != id_of_place(place)
+                if not id_of(place, found.properties.message_id) == row[1] != id_of_place(place):
+                    return True
+                unchanged.append(found)
+                return False
             if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
                 return True
             raise found
 
-        unchanged = bisect_left(offsets, True, key=is_changed)
-        last = store.last_collected(name, offsets.start + unchanged - 1)
-        if last is None or last[0] not in offsets:
+        # The search visits unchanged messages in ascending order, and ends at the last one.
+        bisect_left(offsets, True, key=is_changed)
+        if not unchanged:
             store.rewind(member, name, offsets.start, is_new=True)
             return
-        self._warn("stream %r has lost its end: continuing after offset %d", name, last[0], agreed=last[0])
-        store.rewind(member, name, last[0] + 1, is_new=False)
+        last = unchanged[-1].offset
+        self._warn("stream %r has lost its end: continuing after offset %d", name, last, agreed=last)
+        store.rewind(member, name, last + 1, is_new=False)
+        store.add(member, [], Advance(name, last + 1, last + 1, position_of(unchanged[-1])))

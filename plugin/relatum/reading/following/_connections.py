@@ -6,17 +6,17 @@ replica of a stream, the follower reads the stream from a node that has one.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from relatum.common.waiting import Pauses
 from relatum.errors import ConfigurationError, StreamNotHere
-from relatum.reading import NodeAddress, SocketConnection, StreamPlaces
+from relatum.reading import NodeAddress, SocketConnection
 from relatum.reading._nodes import UNREACHABLE_S, other_nodes
 from relatum.reading.following._connection import Connection, Interrupted, Subscription
 
 if TYPE_CHECKING:
     from relatum.reading.following._followed import Followed
+    from relatum.reading.following._follower import StreamFollower
 
 CONNECTIONS_MAX: Final = 32
 """Maximum connections of a follower, for 256 streams each. Queries use the reader's connections, not these."""
@@ -51,24 +51,10 @@ class Node:
 
 
 class Connections:
-    """The connections of a follower.
+    """The connections of a follower."""
 
-    `connect`: Opens a connection to a node. `nodes_of`: Queries the nodes of a stream.
-    `on_outage`: Called with the reason if no stream can be read. `on_recovery`: Called when that is over.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[NodeAddress | None], Awaitable[SocketConnection]],
-        nodes_of: Callable[[str], Awaitable[StreamPlaces]],
-        *,
-        on_outage: Callable[[Exception], None],
-        on_recovery: Callable[[], None],
-    ) -> None:
-        self._connect = connect
-        self._nodes_of = nodes_of
-        self._on_outage = on_outage
-        self._on_recovery = on_recovery
+    def __init__(self, follower: "StreamFollower") -> None:
+        self._follower = follower
         self._spread_max = SPREAD_MAX
         self._home = Node(None)
         self._nodes: dict[NodeAddress | None, Node] = {None: self._home}
@@ -82,9 +68,7 @@ class Connections:
         return sum(len(node.connections) for node in list(self._nodes.values()))
 
     def _node(self, address: NodeAddress | None) -> Node:
-        if address not in self._nodes:
-            self._nodes[address] = Node(address)
-        return self._nodes[address]
+        return self._nodes.setdefault(address, Node(address))
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
@@ -122,7 +106,7 @@ class Connections:
         if not self._home.connections:
             raise Interrupted
         own = self._home.connections[0].session.own_node
-        places, now = await self._nodes_of(stream), time.monotonic()
+        places, now = await self._follower.nodes_of(stream), time.monotonic()
         nodes = other_nodes(places, own)
         for node in nodes[nodes.index(tried) + 1 if tried in nodes else 0 :]:
             if self._node(node).unreachable_until <= now:
@@ -171,7 +155,7 @@ class Connections:
                 pause_s, node.pause_s = node.pause_s, 0.0
                 await asyncio.sleep(pause_s)
                 try:
-                    self._add(node, await self._connect(node.address))
+                    self._add(node, await self._follower.connect(node.address))
                 except Exception as error:
                     if node.least_used() is not None:
                         # The connection was only to spread streams. The broker may limit connections.
@@ -188,14 +172,14 @@ class Connections:
         """Report that no stream can be read, and set the pause before the next attempt."""
         self._home.pause_s = self._home.pauses.after(error)
         self.is_away = True
-        self._on_outage(error)
+        self._follower.on_outage(error)
 
     def _add(self, node: Node, opened: SocketConnection) -> None:
         connection = Connection(opened, lambda ended, error: self._on_lost(node, ended, error))
         node.connections.append(connection)
         self._spread_max = SPREAD_MAX
         self.is_away = False
-        self._on_recovery()
+        self._follower.on_recovery()
         connection.pause(self._is_paused)
         for used_up in [each for each in node.connections if each.session.is_used_up]:
             # The broker keeps too many files open for this connection.
@@ -204,8 +188,6 @@ class Connections:
         node.attempts += 1
 
     def _on_lost(self, node: Node, connection: Connection, error: Exception) -> None:
-        if connection not in node.connections:
-            return
         if time.monotonic() - connection.opened_at >= SETTLED_S:
             node.pauses = Pauses()
         self._remove(node, connection)

@@ -107,8 +107,9 @@ class Followed:
                 self._inbox.clear()
         except (StreamNotHere, ChunkCorrupt) as refused:
             # Each node has its own files: another one may have what this one lacks or has damaged.
+            tried, self.node = self.node, None
             try:
-                self.node = await self._follower.connections.other_node(self.stream, self.node)
+                self.node = await self._follower.connections.other_node(self.stream, tried)
             except StreamNotHere as none_left:
                 raise (refused if isinstance(refused, ChunkCorrupt) else none_left) from None
             if isinstance(refused, ChunkCorrupt):

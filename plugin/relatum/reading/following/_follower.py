@@ -129,9 +129,7 @@ class StreamFollower:
         # one thread free, so that connecting does not queue behind them.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
         self._query_slots = asyncio.Semaphore(HELPERS_MAX - 1)
-        self.connections = Connections(
-            self._connect, self._nodes_of, on_outage=self._on_outage, on_recovery=self._on_recovery
-        )
+        self.connections = Connections(self)
         self.delivery = Delivery(on_event, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
@@ -236,10 +234,10 @@ class StreamFollower:
         async with self._query_slots:
             return await self.loop.ask(function, *args, threads=self._threads)
 
-    async def _nodes_of(self, stream: str) -> StreamPlaces:
+    async def nodes_of(self, stream: str) -> StreamPlaces:
         return await self._query(lambda: self.reader().places(stream))
 
-    async def _connect(self, node: NodeAddress | None) -> SocketConnection:
+    async def connect(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
@@ -253,14 +251,14 @@ class StreamFollower:
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
-    def _on_outage(self, error: Exception) -> None:
+    def on_outage(self, error: Exception) -> None:
         """Report that no stream can be read: the broker is unreachable, or refuses the login."""
         self.may_log_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
         self.delivery.put_for_all(Failed(None, 0, error))
 
-    def _on_recovery(self) -> None:
+    def on_recovery(self) -> None:
         self.may_log_in = True
         self._outages.answered(Server.BROKER)
         self._outages.over(self._name)
