@@ -1,5 +1,6 @@
 """`relatum missing` lists the messages that were not followed in time; `relatum expect` manages expectations."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final
 
@@ -96,7 +97,7 @@ def _lines(report: MissingReport) -> Iterator[str]:
         yield f"{report.unreadable:,} batches cannot be unpacked"
     if report.unrecorded_streams:
         names = report.unrecorded_streams
-        yield f"no recorder runs for {', '.join(names)}: relatum record {' '.join(names)}"
+        yield f"no recorder runs for {', '.join(names)}: {shlex.join(['relatum', 'record', *names])}"
 
 
 expect = Commands()

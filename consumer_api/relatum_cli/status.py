@@ -1,5 +1,6 @@
 """`relatum status` and `relatum outcome`: the status of recorded streams, of collectors and of their messages."""
 
+from shlex import quote
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -61,8 +62,8 @@ def status(
 def _title(stream: StreamStatus) -> str:
     name = f"{stream.stream} (partition of {stream.super_stream})" if stream.super_stream else stream.stream
     remedies = {
-        "unattended": f": no recorder follows it now; relatum record {stream.super_stream or stream.stream}",
-        "deleted": f": relatum forget {stream.stream} deletes what was recorded",
+        "unattended": f": no recorder follows it now; relatum record {quote(stream.super_stream or stream.stream)}",
+        "deleted": f": relatum forget {quote(stream.stream)} deletes what was recorded",
     }
     return f"{name}: {stream.state}{remedies.get(stream.state, '')}"
 

@@ -1,5 +1,6 @@
 """`relatum tap`, `untap` and `super-stream`: copying exchanges into streams, and super streams."""
 
+import shlex
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
@@ -77,7 +78,7 @@ def tap(
         )
     limits = f"{size_text(options.max_length_bytes)} and {settings.max_age or '7d'}"
     say(f"A new stream keeps at most {limits} on each node; change this with --max-length-bytes and --max-age.")
-    say(f"Record it with: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
+    say(f"Record it with: {shlex.join(['relatum', 'record', *dict.fromkeys(each.stream for each in taps)])}")
 
 
 def untap(

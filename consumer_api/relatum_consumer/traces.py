@@ -190,9 +190,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message of the tree: its index, its distance from the top of its branch, and its connection with the one above.
+    """A message of the tree.
 
-    `kind`: `SAME`, `CAUSED` or `CAUSE`. `key`: None at depth 0 if the conversation starts at a value.
+    Attributes:
+        message: Its index among the messages.
+        depth: Its distance from the top of its branch, 0 for the top.
+        kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key and value of this connection; None at depth 0 if the conversation starts at a value.
     """
 
     message: int
@@ -207,9 +211,13 @@ Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The messages that one value connects with the start: `stems` are those that it connects directly, by time.
+    """The messages that one value connects with the start.
 
-    `kind`: `SAME`, `CAUSED` or `CAUSE`. `key`: None if the conversation starts at this value.
+    Attributes:
+        kind: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key and value; None if the conversation starts at this value.
+        stems: The directly connected messages, ordered by time, each with the rows below it.
+        count: Number of messages in the branch.
     """
 
     kind: str
@@ -220,6 +228,12 @@ class Branch:
 
 class Tree:
     """A conversation as a tree: each message once, on the shortest path from the start.
+
+    Args:
+        messages: The messages, ordered by time, each with `stream`, `offset` and `time`.
+        hops: Each message's distance from the start, 0 for the start.
+        edges: Links from causes to effects.
+        shared: Values that messages share.
 
     Attributes:
         starts: Indices of the messages at which the conversation starts; empty if it starts at a value.

@@ -342,7 +342,8 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
 
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
-    except (OSError, ValueError) as error:  # Python raises a ValueError for a host that cannot be a name.
+    # Python raises a ValueError for a host that cannot be a name, and an OverflowError for a port over 65,535.
+    except (OSError, OverflowError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         text = f"cannot serve metrics on {host}:{port}: {reason}; choose another host or port"
         raise ConfigurationError(text) from error

@@ -4,6 +4,7 @@ Taps are stored in the database, since a broker does not list its bindings to or
 stream is bound, so that no binding is unknown to the database.
 """
 
+from shlex import quote
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -141,7 +142,7 @@ def _check_no_super_stream(
         raise InvalidInput(
             f"Stream {partitions[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
             "would use a tap as another partition. The exchange's messages are already in streams: record them by "
-            f"`relatum record {exchange}`; nothing was changed."
+            f"`relatum record {quote(exchange)}`; nothing was changed."
         )
 
 

@@ -139,7 +139,8 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the slices for the tasks; runs on the driver, once a query."""
         options, key_filter = self._options, self._key_filter
-        with closing(StreamQueries(options)) as queries:
+        # Spark does not repeat the planning of a batch, and a new leader may take some seconds.
+        with closing(StreamQueries(options, retry_s=options.timeout_s)) as queries:
             streams = queries.streams()
             for place in (options.starting, options.ending):
                 place.check(streams)

@@ -329,6 +329,11 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
                         _is_lost(reader, Slice(wanted.stream, expected, batch.first_offset), options)
                     expected = batch.last_offset + 1
                     yield batch
+            # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began
+            # after the stream's bounds were known delivers nothing either.
+            rest = Slice(wanted.stream, expected, wanted.stop)
+            if len(rest) and (_is_lost(reader, rest, options) or expected == before):
+                return
         except ConnectionLost:
             if expected == begun:
                 raise
@@ -338,11 +343,6 @@ def _scan(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterat
                 if options.fail_on_data_loss or queries.bounds(wanted.stream, read_to=wanted.stop) is not None:
                     raise
             report_loss(options, StreamNotFound, f"the stream {wanted.stream!r} was deleted")
-            return
-        # A scan of a lagging node may end early. So a gap at the end counts as healthy only if a scan that began after
-        # the stream's bounds were known delivers nothing either.
-        rest = Slice(wanted.stream, expected, wanted.stop)
-        if len(rest) and (_is_lost(reader, rest, options) or expected == before):
             return
         before = expected
 

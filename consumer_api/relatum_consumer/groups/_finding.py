@@ -7,6 +7,7 @@ import heapq
 import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -32,6 +33,7 @@ from relatum_consumer.groups._assembly import (
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, StartPosition
 from relatum_consumer.groups._reading import Group, deliver
+from relatum_consumer.lookups.answering import retry_if_replaced
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
 from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
@@ -48,7 +50,8 @@ GROUPS_AT_ONCE: Final = 2_048
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
-    view, known = present_view(catalog, options.names, complete=options.complete)
+    attempt = partial(present_view, catalog, options.names, complete=options.complete)
+    view, known = retry_if_replaced(catalog, attempt, leaves_out=options.names is None)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
     known.check_present(catalog, options.names, [view.key_id])
@@ -139,6 +142,7 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
 
 def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
     """Return the streams that are recorded beyond the view, each with its new end; add new streams to the view."""
+    catalog.check_in_force([view.key_id])
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
@@ -307,6 +311,8 @@ class Scanner:
         key_id = self._view.key_id
         scanned = scanned_of(self._catalog.servers, self._consumer, [stream.stream_id for stream in present])
         for stream in present:
+            if stream.name not in self._view.numbers:
+                continue  # Left out since the first refresh: what is scanned now would never be scanned again.
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
             for unscanned in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
                 if not self._scan(stream.name, unscanned):

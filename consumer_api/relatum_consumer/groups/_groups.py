@@ -182,6 +182,7 @@ class GroupMethods(OneGroupMethods):
             GroupConflict: see `on_duplicate` and `on_conflict`. With a consumer, the group is released.
             ConfigurationError: the consumer exists with other streams, or another order.
             InvalidInput: too many messages are not recorded.
+            StreamReplaced: a stream was recorded anew or forgotten during the iteration: groups may be missing.
         """
         names = names_of("streams", streams)
         if consumer is not None:

@@ -249,7 +249,8 @@ async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
     if unavailable := await site.unavailable():
         return replace(problem, message=f"the query needs {unavailable[0].name}, which does not answer")
     if isinstance(error, ReadTimeout) or elapsed_s >= site.options.timeout_s:
-        limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
+        limit_s = site.options.timeout_s * (LIMIT_FACTOR if elapsed_s >= LIMIT_FACTOR * site.options.timeout_s else 1)
+        limit = f"the answer takes longer than its limit of {limit_s:g} s"
         return Problem(503, "took_too_long", limit, NARROW_HINT, problem.headers)
     return problem
 

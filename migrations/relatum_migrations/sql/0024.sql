@@ -1,4 +1,4 @@
--- Second step from release 0.4: everything in schema.sql that release 0.4 lacks. The reasons are in schema.sql.
+-- Second step from release 0.4: everything in schema.sql that release 0.4 lacks, after new_in_0_5.sql.
 --
 -- Processes of release 0.4 continue to work, except for movers of contexts, whose inserts lack `generation`.
 --
@@ -15,6 +15,8 @@ CREATE INDEX collected_messages_unsuccessful ON relatum.collected_messages (sour
   WHERE finished_at IS NOT NULL AND reason IS NOT NULL;
 ALTER TABLE relatum.collected_messages ADD CONSTRAINT collected_messages_reason
   CHECK (finished_at IS NULL OR (reason IS NOT NULL) = (state <> 'succeeded'));
+
+-- ----------------------------------------------------------------------------------------------------- new columns
 
 ALTER TABLE relatum.coverage ADD COLUMN over_amqp boolean NOT NULL DEFAULT false;
 -- Only ranges recorded over AMQP 0.9.1 have no chunk time in their last position.

@@ -1,4 +1,4 @@
--- The schema `relatum` of a new database. Each change here needs a revision for existing databases;
+-- The schema `relatum` of a new database, beside new_in_0_5.sql. Each change here needs a revision for existing databases;
 -- tests/migration/test_migrations.py checks that both give the same schema.
 --
 -- Most tables are derived from the streams, the source of truth: they can be dropped and rebuilt (`relatum backfill`).

@@ -87,8 +87,7 @@ _LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
 LOCK_SOURCE: Final = sql(f"""
-    SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
-    FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
+    SELECT source_id, position, member_id FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
 
 ALIVE: Final = sql("""
     SELECT member_id, types FROM relatum.collector_members
@@ -100,10 +99,15 @@ HELD: Final = sql(f"""
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
         AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
+# With a known message, so that a stream that is declared again before its next message is recognised as another one.
+_PLACE: Final = """position = :to::bigint, last_offset = :known_offset::bigint,
+        last_fingerprint = :known_fingerprint::bigint, last_chunk_ms = :known_chunk_ms::bigint"""
+
+BEGIN: Final = sql(f"UPDATE relatum.collector_sources SET {_PLACE} WHERE source_id = :id::integer AND position IS NULL")
+
 FOLLOW: Final = sql("""
-    UPDATE relatum.collector_sources
-    SET member_id = :of_member::bigint, position = coalesce(position, :initial::bigint)
-    WHERE source_id = :id::integer RETURNING position""")
+    UPDATE relatum.collector_sources SET member_id = :of_member::bigint
+    WHERE source_id = :id::integer RETURNING position, last_offset, last_fingerprint, last_chunk_ms""")
 
 UNFOLLOW: Final = sql(f"""
     UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
@@ -121,11 +125,8 @@ MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
     WHERE source_id = :of_source::integer AND stream_offset >= :to::bigint""")
 
-REWIND: Final = sql("""
-    UPDATE relatum.collector_sources
-    SET position = :to::bigint, last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
-        moved_at = now()
-    WHERE source_id = :id::integer""")
+REWIND: Final = sql(f"""
+    UPDATE relatum.collector_sources SET {_PLACE}, moved_at = now() WHERE source_id = :id::integer""")
 
 # Has no join: for a join, PostgreSQL would read half of the stream's messages.
 LAST_COLLECTED: Final = sql(f"""
@@ -169,13 +170,22 @@ ADD: Final = _adding(f"""
 # Moves the stream's position by compare-and-set; changes nothing if an earlier call with the same parameters moved it.
 ADVANCE: Final = _adding(f"""
         UPDATE relatum.collector_sources
-        SET position = :to::bigint, moved_at = now(),
-            passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END,
-            last_offset = :known_offset::bigint, last_fingerprint = :known_fingerprint::bigint,
-            last_chunk_ms = :known_chunk_ms::bigint
+        SET {_PLACE}, moved_at = now(),
+            passed_over = passed_over + CASE position WHEN :to::bigint THEN 0 ELSE :more_passed_over::bigint END
         WHERE {_THIS} AND member_id = :of_member::bigint AND EXISTS (SELECT FROM member)
             AND (position = :to::bigint OR (position = :expected::bigint AND NOT {_LACKS_TYPES}))
         RETURNING source_id""")
+
+
+def place_values(to: int, known_by: Position | None) -> dict[str, int | None]:
+    """Return the parameters of a stream's position and of the message before it."""
+    return {
+        "to": to,
+        "known_offset": known_by and known_by.offset,
+        "known_fingerprint": known_by and known_by.fingerprint,
+        "known_chunk_ms": known_by and known_by.chunk_ms,
+    }
+
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
 """The reason stored with failed messages of a stream's old generation."""
@@ -253,10 +263,10 @@ class CollectorMembers:
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
-    def follow(self, member: int, stream: str, initial: int) -> Followed | None:
+    def follow(self, member: int, stream: str, initial: int, known_by: Position | None = None) -> Followed | None:
         """Follow a stream; return None if a live member follows it, or has executors for types that this member lacks.
 
-        `initial`: The position to start at if this collector never followed the stream.
+        `initial`: The position to start at if this collector never followed the stream. `known_by`: The message before.
         """
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -274,10 +284,11 @@ class CollectorMembers:
                 logger.log(logging.INFO if is_followed else logging.WARNING, text, self.name, lacking, followers)
             if lacking:
                 return None
-            taken = {"id": source.source_id, "of_member": member, "initial": initial}
-            position = connection.execute(FOLLOW, taken).scalar_one()
-        known = Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms)
-        return Followed(position, known if source.last_offset is not None else None, is_new=source.position is None)
+            if source.position is None:
+                connection.execute(BEGIN, {"id": source.source_id, **place_values(initial, known_by)})
+            taken = {"id": source.source_id, "of_member": member}
+            position, *known = connection.execute(FOLLOW, taken).one()
+        return Followed(position, None if known[0] is None else Position(*known), is_new=source.position is None)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
@@ -288,8 +299,11 @@ class CollectorMembers:
         rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
-    def rewind(self, member: int, stream: str, to: int, *, is_new: bool) -> None:
-        """Set the position. Unfinished messages from there on (all if the stream is new) fail and free their places."""
+    def rewind(self, member: int, stream: str, to: int, *, is_new: bool, known_by: Position | None = None) -> None:
+        """Set the position, and the message before it.
+
+        Unfinished messages from there on (all if the stream is new) fail and free their places.
+        """
         with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock(connection, stream)
@@ -303,7 +317,7 @@ class CollectorMembers:
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
-            connection.execute(REWIND, {"id": source.source_id, "to": to})
+            connection.execute(REWIND, {"id": source.source_id, **place_values(to, known_by)})
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""

@@ -30,6 +30,7 @@ from relatum.collecting._collector_members import (
     REMOVE_MEMBERS,
     RENEW,
     CollectorMembers,
+    place_values,
 )
 from relatum.collecting._handlers import logger
 from relatum.common.checks import checked_count, checked_seconds
@@ -187,14 +188,10 @@ class CollectorStore(CollectorMembers):
         by_stream, moved = defaultdict[str, list[Collected]](list), dict[str, Any]()
         if advance is not None:
             by_stream[advance.stream] = []
-            known = advance.known_by
             moved = {
                 "expected": advance.from_offset,
-                "to": advance.to_offset,
                 "more_passed_over": advance.passed_over,
-                "known_offset": known and known.offset,
-                "known_fingerprint": known and known.fingerprint,
-                "known_chunk_ms": known and known.chunk_ms,
+                **place_values(advance.to_offset, advance.known_by),
             }
         for message in messages:
             by_stream[message.place.stream].append(message)

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -28,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, bounds_of_known, position_of
+from relatum.reading import BrokerAddress, Message, Position, SharedReader, StreamReader, bounds_of_known, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class Following:
     def _on_event(self, event: Event) -> None:
         """Pass a follower's event to its stream, or to all streams if it names none."""
         error = event.error if isinstance(event, Failed) else None
-        if event.stream is None or isinstance(event, Attached) or isinstance(error, StreamNotFound):
+        if event.stream is None or isinstance(event, Attached) or (error and not self.follower.connections.is_away):
             self._note_reach(error if event.stream is None else None)
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.on_event(event)
@@ -193,7 +192,7 @@ class CollectedStream:
         self._pauses = Pauses()
         self.wake_event = asyncio.Event()
         self._events: deque[Event] = deque()
-        self._initial: Advance | None = None
+        self._initial: tuple[int, Position | None] | None = None
         self._next_offset = 0
         self._is_read = self._was_followed = False
         self.task = self._shared.loop.spawn(self._run())
@@ -355,15 +354,10 @@ class CollectedStream:
         if self._initial is None:
             bounds = reader.bounds(self.name)
             first = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
-            before = reader.read_all([MessageId(self.name, first - 1)])[0] if first else None
+            before = reader.read_all([MessageId(self.name, first - 1)])[0] if bounds.holds(first - 1) else None
             known = position_of(before) if isinstance(before, Message) else None
-            self._initial = Advance(self.name, first, first, known)
-        followed = store.follow(member, self.name, self._initial.to_offset)
-        if followed is None or not followed.is_new or self._initial.known_by is None:
-            return followed
-        # Without a known message, the stream might be declared again, and its messages below the position skipped.
-        store.add(member, [], self._initial)
-        return replace(followed, known_by=self._initial.known_by)
+            self._initial = first, known
+        return store.follow(member, self.name, *self._initial)
 
     def _set_back(self, member: int) -> None:
         """Set the position after the last unchanged message; if there is none, to the stream's beginning.
@@ -396,5 +390,4 @@ class CollectedStream:
             return
         last = unchanged[-1].offset
         self._warn("stream %r has lost its end: continuing after offset %d", name, last, agreed=last)
-        store.rewind(member, name, last + 1, is_new=False)
-        store.add(member, [], Advance(name, last + 1, last + 1, position_of(unchanged[-1])))
+        store.rewind(member, name, last + 1, is_new=False, known_by=position_of(unchanged[-1]))

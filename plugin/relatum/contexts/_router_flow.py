@@ -31,7 +31,7 @@ from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase
 from relatum.superstreams.connections import vhost_of
-from relatum.superstreams.targets import channel_of
+from relatum.superstreams.targets import aiormq_connection, channel_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -115,7 +115,7 @@ class AioPikaCall:
             )
 
     async def source(self) -> Any:
-        return (await channel_of(self.target).get_underlay_channel()).connection
+        return await aiormq_connection(channel_of(self.target))
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         own: Any = copy.copy(self.message)

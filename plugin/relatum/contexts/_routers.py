@@ -22,7 +22,7 @@ from relatum.contexts._router_flow import (
     run_blocking,
 )
 from relatum.superstreams import Target
-from relatum.superstreams.targets import TargetExchange
+from relatum.superstreams.targets import TargetExchange, aiormq_connection
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -189,7 +189,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         `source` is a URL, or an aio-pika connection or channel.
         """
         if hasattr(source, "get_underlay_channel"):
-            source = (await source.get_underlay_channel()).connection
+            source = await aiormq_connection(source)
         elif getattr(source, "transport", None) is not None:
             source = source.transport.connection
         await self._call(self._core.open, source, to_end=False)

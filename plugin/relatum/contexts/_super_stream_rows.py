@@ -78,11 +78,16 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-# Not in the order of the partitions' ids: after a deadlock with other statements, both are repeated.
+# All statements lock partitions in the order of their ids.
 SET_WEIGHTS: Final = sql("""
-    UPDATE relatum.super_stream_partitions s SET weight = weights.weight
-    FROM unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
-    WHERE s.super_stream_id = :super_stream_id::integer AND s.stream = weights.stream""")
+    WITH locked AS (
+        SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
+        JOIN unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
+            ON weights.stream = s.stream
+        WHERE s.super_stream_id = :super_stream_id::integer
+        ORDER BY s.partition_id FOR NO KEY UPDATE OF s)
+    UPDATE relatum.super_stream_partitions s SET weight = locked.weight
+    FROM locked WHERE s.partition_id = locked.partition_id""")
 
 _POLL_S: Final = 0.1
 """Seconds between two checks of the consumers' positions."""

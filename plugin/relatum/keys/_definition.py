@@ -196,7 +196,11 @@ class KeyDefinition:
         return list(values), reasons
 
     def canonical_of(self, values: Sequence[Any]) -> str | None:
-        """Return the canonical value of one raw value per component; None if a raw value is None."""
+        """Return the canonical value of one raw value per component; None if a raw value is None.
+
+        Raises:
+            InvalidValue: a raw value is invalid for this key.
+        """
         if any(value is None for value in values):
             return None
         key_type = self.value_type

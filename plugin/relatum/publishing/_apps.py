@@ -162,7 +162,9 @@ class _Producer:
         """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
         if more:
-            options.update(zip(list(signature(producer.publish).parameters)[2:], more, strict=False))
+            names = list(signature(producer.publish).parameters)[2:]
+            options.update(zip(names[: len(more)], more, strict=True))
+            exchange = options.pop("exchange", exchange)
         interception = self._interceptions.current(producer.connection)
         if interception is None:
             return producer.publish(body, routing_key, exchange=exchange, **options)

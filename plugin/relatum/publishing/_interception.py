@@ -185,9 +185,11 @@ class Interception:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a pika connection has ended: it cannot be opened again. One that is not open yet is closed, too."""
-        is_pika = isinstance(self._connection, BlockingConnection | Connection)
-        return is_pika and self._connection.is_closed and self.counts.published > 0
+        """Whether a pika connection has ended: it cannot be opened again."""
+        if not isinstance(self._connection, BlockingConnection | Connection) or not self._connection.is_closed:
+            return False
+        # A callback connection that is not open yet is closed, too.
+        return isinstance(self._connection, BlockingConnection) or self.counts.published > 0
 
     def address(self) -> BrokerAddress:
         """Return the address and login for reading streams: those of the option `broker`, or of the connection."""

@@ -119,8 +119,10 @@ class Publisher(Replacement):
         if self._records:
             interception.watch(exchange, routing_key)
         frames, began = self.connection.frames_sent, (monotonic(), time())
+        has_returned = False
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
+            has_returned = True
         except Exception as error:
             # pika encodes the whole message before it queues the first frame: without a new frame, nothing was sent.
             if self.connection.frames_sent == frames:
@@ -130,7 +132,8 @@ class Publisher(Replacement):
             raise interception.counts.sent_and_failed(ended) from error
         finally:
             # Also after an error or an interrupt: the broker counts each message that was sent.
-            if self.delivery_tag is not None and self.connection.frames_sent != frames and self._is_confirming():
+            is_sent = has_returned or self.connection.frames_sent != frames
+            if self.delivery_tag is not None and is_sent and self._is_confirming():
                 self.delivery_tag += 1
         interception.counts.published += 1
         return result

@@ -4,6 +4,7 @@ A broker's id is the first message of a stream in the virtual host (docs/adr/004
 at the same time, the first message counts, which all of them read.
 """
 
+from shlex import quote
 import time
 import uuid
 from collections.abc import Mapping
@@ -173,7 +174,7 @@ def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdent
     """Return the error for a stream that was recorded from another broker."""
     return AnotherBroker(
         f"the stream {stream!r} was recorded from the broker {recorded}, but this is {connected}: use a separate "
-        f"database for each broker. If this broker replaces the other: `relatum forget --origin {stream}`",
+        f"database for each broker. If this broker replaces the other: `relatum forget --origin {quote(stream)}`",
         stream=stream,
         recorded=str(recorded),
         connected=str(connected),

@@ -21,7 +21,14 @@ from relatum.recording.filler import Filler, check_same
 from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import Segment, unrecorded
 from relatum.recording.tails import set_tail
-from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
+from relatum.store.catalog import (
+    StreamRow,
+    current_stream,
+    ensure_stream,
+    key_definitions,
+    lock_stream,
+    present_streams,
+)
 from relatum.store.coverage import TIME, add_ranges, coverage_of, new_tail, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine, transaction
 from relatum.store.members import RECORDERS, holders_of
@@ -170,6 +177,9 @@ def plan_backfill(
     if bounds.first is not None and bounds.last is not None:
         end = min(bounds.last + 1, max((row.to_offset for row in rows if row.is_tail), default=0))
         # Of pruned rows, those in closed parts are left: a leader that retains older messages must not double them.
+        # Read after the coverage, which a prune reduces first.
+        with transaction(engine) as connection:
+            stream = present_streams(connection, [stream.stream_id]).get(stream.stream_id, stream)
         first = max(bounds.first, stream.retained_from or 0)
         segments = unrecorded(rows, (first, max(first, end)), wanted)
     return Plan(stream, tuple(definitions), tuple(segments))

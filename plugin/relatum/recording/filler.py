@@ -5,6 +5,7 @@ the part, it commits rows and coverage together; otherwise it rolls the rows bac
 nothing is written twice, and a killed back-fill leaves no rows without coverage.
 """
 
+from shlex import quote
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +73,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
-            f"stream {stream!r} is not the one that was recorded: run `relatum record {stream}` first", stream=stream
+            f"stream {stream!r} is not the one that was recorded: run `relatum record {quote(stream)}` first", stream=stream
         )
 
 
@@ -222,7 +223,8 @@ class Filler:
                     work.add(run)
                 else:
                     # The run stays uncovered, for a process that can unpack it.
-                    self._commit(work, work.read_to)
+                    if work.read_to > work.covered_to:
+                        self._commit(work, work.read_to)
                     work.skip_to(run.last_offset + 1)
             is_due = self._pace.count(len(records)) > PAUSE_S_MAX
             if work.batch.is_full or is_due:
@@ -340,8 +342,9 @@ class Filler:
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
             # The stream now has other messages than those that were read.
-            text = f"the stream {self._stream.name!r} lost its tail: run `relatum record {self._stream.name}` first"
-            raise CoverageConflict(text, stream=self._stream.name)
+            name = self._stream.name
+            text = f"the stream {name!r} lost its tail: run `relatum record {quote(name)}` first"
+            raise CoverageConflict(text, stream=name)
 
 
 class _Work:

@@ -19,7 +19,7 @@ from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, check_may_record, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
-from relatum.store.database import CLOSED, AnyDatabase, as_engine, transaction
+from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
 
 logger = logging.getLogger("relatum.recorder")
@@ -103,7 +103,7 @@ class Recorder:
         """
         checked_event("stop", stop)
         if self._group.stopping.is_set():
-            raise UsedAfterClose(CLOSED)
+            raise UsedAfterClose("this recorder has run: create another one")
         try:
             with within(AfterStop(stop)):
                 self._discover_streams(stop)

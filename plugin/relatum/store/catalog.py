@@ -4,6 +4,7 @@ Tables and columns are defined only in `relatum_migrations/sql`. To avoid deadlo
 several kinds of rows lock them in this order: placements by name, the row of `super_streams`, partitions by id.
 """
 
+from shlex import quote
 import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -247,7 +248,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
         if _was_masked(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
                 f"key {name!r} is masked, and removing it would show its values: if they may be shown, unmask it first "
-                f"(`relatum keys mask {name} --off`)",
+                f"(`relatum keys mask {quote(name)} --off`)",
                 key=name,
             )
 
@@ -357,8 +358,8 @@ def check_recorded(connection: sa.Connection, vhost: str | None, names: Collecti
     for name in names:
         if name not in recorded:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded{meant(name, recorded)}: if it exists, `relatum record {name}` records "
-                "it",
+                f"no stream {name!r} is recorded{meant(name, recorded)}: if it exists, `relatum record {quote(name)}` "
+                "records it",
                 stream=name,
             )
 
@@ -375,4 +376,4 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
     checked_name("name", name)
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
-            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
+            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {quote(name)}` records it", stream=name)

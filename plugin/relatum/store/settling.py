@@ -52,11 +52,8 @@ _FORGET_MOST: Final = 10_000
 _FORGET_BEFORE: Final = """
         DELETE FROM relatum.settlements WHERE token = ANY (:tokens_before::uuid[]) AND NOT is_void"""
 
-MARK: Final = f"""before AS ({_FORGET_BEFORE}),
-    mark AS (INSERT INTO relatum.settlements (token) SELECT :token::uuid WHERE :token::uuid IS NOT NULL)"""
-"""Parts of a WITH: write a step's token, unless it is null, and remove settled ones. `Tokens.of` has the parameters."""
-
-_WRITE_TOKEN: Final = sql(f"WITH {MARK} SELECT")
+_WRITE_TOKEN: Final = sql(f"""
+    WITH before AS ({_FORGET_BEFORE}) INSERT INTO relatum.settlements (token) VALUES (:token::uuid)""")
 
 
 def marked(step: str) -> sa.TextClause:
@@ -108,7 +105,7 @@ class Tokens:
         return UUID(uuid7(time.time_ns()))
 
     def of(self, token: UUID) -> dict[str, Any]:
-        """Return the parameters of `marked` and `MARK`: this token, and settled tokens, which the statement removes."""
+        """Return the parameters of `marked`: this token, and settled tokens, which the statement removes."""
         with self._lock:
             # Only one step removes them: steps that delete the same rows would wait for each other.
             settled, self._settled = self._settled, []
@@ -135,8 +132,8 @@ class Tokens:
     ) -> Iterator[sa.Connection]:
         """Open a transaction for the caller's statements. It is committed if neither the block nor `store` raises.
 
-        - `store`: Stores a step and its token at the end of the block, by `write`, `marked` or `MARK`. If
-          it raises, everything is rolled back. None (default): only write the token.
+        - `store`: Stores a step and its token at the end of the block, by `write` or `marked`. If it raises,
+          everything is rolled back. None (default): only write the token.
         - `within_s`: Maximum seconds for settling a commit in doubt.
         - `stop`: An event that also ends settling.
         - `what`: A suffix for the message of the error that says that nothing was committed.

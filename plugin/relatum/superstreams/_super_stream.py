@@ -29,7 +29,7 @@ from relatum.superstreams.layout import (
     balance_of,
     checked_stream_name,
 )
-from relatum.superstreams.targets import Outgoing, Target
+from relatum.superstreams.targets import Outgoing, Target, aiormq_connection
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """The source of a message's key: a header's name, a function, or None for the message's routing key."""
@@ -136,7 +136,7 @@ class SuperStream(Target):
 
         Raises: As `layout`.
         """
-        connection = (await channel.get_underlay_channel()).connection
+        connection = await aiormq_connection(channel)
         known = self._known(connection)
         return known if known is not None else await in_thread(self._threads, self.layout, connection)
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from aio_pika.exceptions import ChannelInvalidStateError
+
 from relatum.errors import ConfigurationError
 
 
@@ -103,6 +105,14 @@ def channel_of(given: Any) -> Any:
     if not hasattr(channel, "get_underlay_channel"):
         raise ConfigurationError(f"pass an aio-pika channel or exchange, not {type(given).__name__}; nothing was sent")
     return channel
+
+
+async def aiormq_connection(channel: Any) -> Any:
+    """Return the aiormq connection of an aio-pika channel. If the connection is lost, raise, as aio-pika's `publish`."""
+    if channel.is_closed:
+        raise ChannelInvalidStateError(f"{channel!r} is closed; nothing was sent")
+    # This waits, without a limit, until a lost connection is open again.
+    return (await channel.get_underlay_channel()).connection
 
 
 class Outgoing(NamedTuple):

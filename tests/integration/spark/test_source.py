@@ -366,7 +366,7 @@ def test_the_end_that_a_lagging_node_shows_is_no_loss(
             list(source.reader(failOnDataLoss=flag).read(longer))
         # A read that is planned now would lack the newest messages without an error.
         with pytest.raises(StreamUnavailable):
-            source.reader(failOnDataLoss=flag).partitions()
+            source.reader(failOnDataLoss=flag, pollTimeoutMs=300).partitions()
 
 
 def test_a_message_that_may_only_be_missing_now_is_no_loss(
