@@ -1,7 +1,7 @@
 """`relatum status` and `relatum outcome`: the status of recorded streams, of collectors and of their messages."""
 
-from shlex import quote
 from collections.abc import Iterator
+from shlex import quote
 from typing import Any, Final
 
 import typer

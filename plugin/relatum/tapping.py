@@ -4,12 +4,12 @@ Taps are stored in the database, since a broker does not list its bindings to or
 stream is bound, so that no binding is unknown to the database.
 """
 
-from shlex import quote
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from shlex import quote
 from typing import Final
 
 import sqlalchemy as sa

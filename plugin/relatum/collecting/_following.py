@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
-from relatum.collecting._collector_core import Abandoned, Advance, Followed, Lot
+from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
 from relatum.common.checks import checked_count
 from relatum.common.ids import MessageId

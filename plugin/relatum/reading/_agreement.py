@@ -4,12 +4,12 @@ A broker's id is the first message of a stream in the virtual host (docs/adr/004
 at the same time, the first message counts, which all of them read.
 """
 
-from shlex import quote
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from enum import Enum
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from relatum.common.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint

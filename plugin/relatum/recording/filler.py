@@ -5,10 +5,10 @@ the part, it commits rows and coverage together; otherwise it rolls the rows bac
 nothing is written twice, and a killed back-fill leaves no rows without coverage.
 """
 
-from shlex import quote
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from shlex import quote
 from typing import Final
 
 import sqlalchemy as sa
@@ -73,7 +73,8 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
-            f"stream {stream!r} is not the one that was recorded: run `relatum record {quote(stream)}` first", stream=stream
+            f"stream {stream!r} is not the one that was recorded: run `relatum record {quote(stream)}` first",
+            stream=stream,
         )
 
 

@@ -327,8 +327,7 @@ def _status_of(
     recorded_to = max((row.to_offset for row in rows), default=None)
     bounds, error = (found, None) if isinstance(found, StreamBounds) else (StreamBounds(None, None), found)
     ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
-    # Nothing records older messages: their rows were pruned, and a new leader may retain them nevertheless.
-    open_gaps = [] if bounds.first is None else gaps(rows, max(bounds.first, stream.retained_from or 0))
+    open_gaps = [] if bounds.first is None else gaps(rows, max(bounds.first, stream.retained_from or 0))  # not pruned
     lag_offsets: int | None = None
     lag_s: float | None = None
     if error is None and isinstance(reader, StreamReader):

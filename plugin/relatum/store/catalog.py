@@ -4,11 +4,11 @@ Tables and columns are defined only in `relatum_migrations/sql`. To avoid deadlo
 several kinds of rows lock them in this order: placements by name, the row of `super_streams`, partitions by id.
 """
 
-from shlex import quote
 import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, Final
 from uuid import UUID
 
@@ -376,4 +376,6 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
     checked_name("name", name)
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
-            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {quote(name)}` records it", stream=name)
+            raise StreamNotFound(
+                f"no stream {name!r} is recorded: `relatum record {quote(name)}` records it", stream=name
+            )

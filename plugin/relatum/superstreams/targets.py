@@ -108,7 +108,7 @@ def channel_of(given: Any) -> Any:
 
 
 async def aiormq_connection(channel: Any) -> Any:
-    """Return the aiormq connection of an aio-pika channel. If the connection is lost, raise, as aio-pika's `publish`."""
+    """Return the aiormq connection of an aio-pika channel. If it is lost, raise at once, as aio-pika's `publish`."""
     if channel.is_closed:
         raise ChannelInvalidStateError(f"{channel!r} is closed; nothing was sent")
     # This waits, without a limit, until a lost connection is open again.
