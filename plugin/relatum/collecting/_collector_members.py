@@ -177,7 +177,7 @@ ADVANCE: Final = _adding(f"""
         RETURNING source_id""")
 
 
-def place_values(to: int, known_by: Position | None) -> dict[str, int | None]:
+def place_values(to: int, known_by: Position | None) -> dict[str, Any]:
     """Return the parameters of a stream's position and of the message before it."""
     return {
         "to": to,
