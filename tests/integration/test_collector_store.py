@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._collector_core import Advance, Result
+from relatum.collecting._collector_core import Advance, Followed, Result
 from relatum.collecting._consuming import BulkConsumer
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.otel import NO_SPAN
@@ -116,6 +116,17 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
     ((message, due_in_s),) = StoreMember(database).take_over(["order"], 10)
     assert 500 < due_in_s <= 600
     assert message.attempts == 1
+
+
+def test_a_stream_is_begun_with_its_known_message(member: StoreMember, database: Database) -> None:
+    """Who follows it next, as after a kill, recognises a stream that is declared again before its next message."""
+    known = Position(4, 99, None)
+    assert member.follow("orders", 5, known) == Followed(5, known, is_new=True)
+    member.close()
+    heir = StoreMember(database)
+    assert heir.follow("orders", 7, Position(6, 1, None)) == Followed(5, known)
+    heir.rewind("orders", 3, is_new=False, known_by=Position(2, 8, 1))
+    assert heir.follow("orders", 7) == Followed(3, Position(2, 8, 1))
 
 
 def test_nobody_follows_where_none_has_all_types(

@@ -271,6 +271,21 @@ def test_a_group_is_found_beside_a_stream_that_is_not_the_recorded_one(place: Pl
         assert [each.group_id for each in relations._newest_groups().groups] == ids(1)
 
 
+@pytest.mark.differs
+def test_groups_leave_out_a_stream_that_is_not_the_recorded_one(
+    place: Place, streams: list[str], relations: Relations
+) -> None:
+    """Also if nothing has looked before; a stream that is named raises."""
+    place.put(*whole_group(1, 2), to=streams[0])
+    place.record(streams[0])
+    place.put_recorded(b"before")
+    place.declare_again()
+    place.put(b"after")
+    assert ids_of(relations.groups()) == ids(1)
+    with pytest.raises(StreamReplaced):
+        list(relations.groups(place.stream))
+
+
 def test_a_stream_that_is_forgotten_meanwhile_hides_no_group(
     place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

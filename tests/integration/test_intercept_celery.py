@@ -99,7 +99,8 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     relatum.intercept(ours, database=database_url)
     with ours.producer_or_acquire() as producer:
         for is_stamped in (True, False):
-            producer.publish(b"", queue, 2)
+            # The last positional argument is the exchange.
+            producer.publish(b"", queue, 2, False, False, 0, None, None, None, None, None, "")
             properties = taken(amqp_url, queue).properties
             assert ("message_id" in properties, properties["delivery_mode"]) == (is_stamped, 2)
             relatum.release(ours)
