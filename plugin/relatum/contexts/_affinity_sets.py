@@ -143,7 +143,8 @@ class AffinitySets(SerializationContexts):
             StreamNotFound: the super stream has no such partition; nothing was changed.
             InvalidInput: a weight is negative or not a number; nothing was changed.
         """
-        self._store.set_weights(checked_weights("weights", weights))
+        weights = checked_weights("weights", weights)
+        self._store.set_weights(weights)
 
     def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
         """Move sets to another partition, with the guarantees and errors of `SerializationContexts.move`.
