@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from aio_pika.exceptions import ChannelInvalidStateError
-
 from relatum.errors import ConfigurationError
 
 
@@ -110,6 +108,8 @@ def channel_of(given: Any) -> Any:
 async def aiormq_connection(channel: Any) -> Any:
     """Return the aiormq connection of an aio-pika channel. If it is lost, raise at once, as aio-pika's `publish`."""
     if channel.is_closed:
+        from aio_pika.exceptions import ChannelInvalidStateError  # aio-pika is optional
+
         raise ChannelInvalidStateError(f"{channel!r} is closed; nothing was sent")
     # This waits, without a limit, until a lost connection is open again.
     return (await channel.get_underlay_channel()).connection
