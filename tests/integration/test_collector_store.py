@@ -125,7 +125,7 @@ def test_a_stream_is_begun_with_its_known_message(member: StoreMember, database:
     member.close()
     heir = StoreMember(database)
     assert heir.follow("orders", 7, Position(6, 1, None)) == Followed(5, known)
-    heir.rewind("orders", 3, is_new=False, known_by=Position(2, 8, 1))
+    heir.rewind("orders", 3, is_new=False, known=Position(2, 8, 1))
     assert heir.follow("orders", 7) == Followed(3, Position(2, 8, 1))
 
 

@@ -14,6 +14,7 @@ from relatum.errors import Conflict
 from relatum.reading import Position
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
+from relatum.store.rows import known_by
 from relatum.store.settling import forget_settlements
 
 # --- collectors and members
@@ -99,9 +100,9 @@ HELD: Final = sql(f"""
     WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
         AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
 
-# With a known message, so that a stream that is declared again before its next message is recognised as another one.
-_PLACE: Final = """position = :to::bigint, last_offset = :known_offset::bigint,
-        last_fingerprint = :known_fingerprint::bigint, last_chunk_ms = :known_chunk_ms::bigint"""
+# The position and the message before it: by that message, a stream that was declared again is recognised.
+_PLACE: Final = """position = :to::bigint, last_offset = :last_offset::bigint,
+        last_fingerprint = :last_fingerprint::bigint, last_chunk_ms = :last_chunk_ms::bigint"""
 
 BEGIN: Final = sql(f"UPDATE relatum.collector_sources SET {_PLACE} WHERE source_id = :id::integer AND position IS NULL")
 
@@ -175,16 +176,6 @@ ADVANCE: Final = _adding(f"""
         WHERE {_THIS} AND member_id = :of_member::bigint AND EXISTS (SELECT FROM member)
             AND (position = :to::bigint OR (position = :expected::bigint AND NOT {_LACKS_TYPES}))
         RETURNING source_id""")
-
-
-def place_values(to: int, known_by: Position | None) -> dict[str, Any]:
-    """Return the parameters of a stream's position and of the message before it."""
-    return {
-        "to": to,
-        "known_offset": known_by and known_by.offset,
-        "known_fingerprint": known_by and known_by.fingerprint,
-        "known_chunk_ms": known_by and known_by.chunk_ms,
-    }
 
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
@@ -263,10 +254,10 @@ class CollectorMembers:
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
-    def follow(self, member: int, stream: str, initial: int, known_by: Position | None = None) -> Followed | None:
+    def follow(self, member: int, stream: str, initial: int, known: Position | None = None) -> Followed | None:
         """Follow a stream; return None if a live member follows it, or has executors for types that this member lacks.
 
-        `initial`: The position to start at if this collector never followed the stream. `known_by`: The message before.
+        `initial`: The position to start at if this collector never followed the stream. `known`: The message before.
         """
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -285,10 +276,10 @@ class CollectorMembers:
             if lacking:
                 return None
             if source.position is None:
-                connection.execute(BEGIN, {"id": source.source_id, **place_values(initial, known_by)})
+                connection.execute(BEGIN, {"id": source.source_id, "to": initial, **known_by(known)})
             taken = {"id": source.source_id, "of_member": member}
-            position, *known = connection.execute(FOLLOW, taken).one()
-        return Followed(position, None if known[0] is None else Position(*known), is_new=source.position is None)
+            position, *last = connection.execute(FOLLOW, taken).one()
+        return Followed(position, None if last[0] is None else Position(*last), is_new=source.position is None)
 
     def held(self, member: int) -> frozenset[str]:
         """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
@@ -299,7 +290,7 @@ class CollectorMembers:
         rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
-    def rewind(self, member: int, stream: str, to: int, *, is_new: bool, known_by: Position | None = None) -> None:
+    def rewind(self, member: int, stream: str, to: int, *, is_new: bool, known: Position | None = None) -> None:
         """Set the position, and the message before it.
 
         Unfinished messages from there on (all if the stream is new) fail and free their places.
@@ -317,7 +308,7 @@ class CollectorMembers:
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
             connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
-            connection.execute(REWIND, {"id": source.source_id, **place_values(to, known_by)})
+            connection.execute(REWIND, {"id": source.source_id, "to": to, **known_by(known)})
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""

@@ -30,7 +30,6 @@ from relatum.collecting._collector_members import (
     REMOVE_MEMBERS,
     RENEW,
     CollectorMembers,
-    place_values,
 )
 from relatum.collecting._handlers import logger
 from relatum.common.checks import checked_count, checked_seconds
@@ -39,7 +38,7 @@ from relatum.errors import Conflict, RowRefused
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
-from relatum.store.rows import array_text, integers_text
+from relatum.store.rows import array_text, integers_text, known_by
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
@@ -190,8 +189,9 @@ class CollectorStore(CollectorMembers):
             by_stream[advance.stream] = []
             moved = {
                 "expected": advance.from_offset,
+                "to": advance.to_offset,
                 "more_passed_over": advance.passed_over,
-                **place_values(advance.to_offset, advance.known_by),
+                **known_by(advance.known_by),
             }
         for message in messages:
             by_stream[message.place.stream].append(message)

@@ -390,4 +390,4 @@ class CollectedStream:
             return
         last = unchanged[-1].offset
         self._warn("stream %r has lost its end: continuing after offset %d", name, last, agreed=last)
-        store.rewind(member, name, last + 1, is_new=False, known_by=position_of(unchanged[-1]))
+        store.rewind(member, name, last + 1, is_new=False, known=position_of(unchanged[-1]))

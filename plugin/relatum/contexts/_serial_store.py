@@ -24,6 +24,7 @@ from relatum.reading import Position, position_of
 from relatum.reading.following import BrokerReach
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import Member, Share, Sharing
+from relatum.store.rows import known_by
 from relatum.store.settling import Tokens, forget_settlements, marked
 
 POOL: Final = 4
@@ -247,7 +248,7 @@ class ConsumerStore:
                 starts = {partition_id: position for partition_id, (position, _) in begun.items()}
                 starts = consistent_starts(starts, [MovedBefore(*row) for row in execute(_MOVES)])
                 for partition_id, position in starts.items():
-                    known = _known_by(begun[partition_id][1])
+                    known = known_by(begun[partition_id][1])
                     execute(_ADD_POSITION, partition_id=partition_id, position=position, **known)
             execute(ADD_NEW_PARTITIONS)
             forget_settlements(connection)
@@ -355,7 +356,7 @@ class ConsumerStore:
         return {
             **self._own_row(following.partition_id),
             **self.tokens.of(token),
-            **_known_by(None if step.last is None else position_of(step.last)),
+            **known_by(None if step.last is None else position_of(step.last)),
             "version": following.version,
             "position": step.position,
         }
@@ -379,11 +380,3 @@ class ConsumerStore:
         """Return (partition, move) of each complete hold in these partitions."""
         parameters = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, parameters)]
-
-
-def _known_by(last: Position | None) -> dict[str, int | None]:
-    """Return the columns of the message by which a stream is known."""
-    offset, fingerprint, chunk_ms = (
-        (None, None, None) if last is None else (last.offset, last.fingerprint, last.chunk_ms)
-    )
-    return {"last_offset": offset, "last_fingerprint": fingerprint, "last_chunk_ms": chunk_ms}

@@ -7,7 +7,7 @@ statement, with a compare-and-set for each.
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,7 +15,7 @@ from relatum.common.ids import Position
 from relatum.errors import CoverageConflict
 from relatum.keys import timestamp_us
 from relatum.store.database import sql
-from relatum.store.rows import integers_text
+from relatum.store.rows import integers_text, known_by
 
 TIME: Final = 0
 """The id that stands for a message's time among ids of keys, which begin at 1."""
@@ -64,8 +64,8 @@ class CoverageRow(NamedTuple):
 
     def known_by(self, last: Position | None) -> "CoverageRow":
         """Return the range with this last message; None for no message."""
-        offset, fingerprint, chunk_ms = (last.offset, last.fingerprint, last.chunk_ms) if last else (None, None, None)
-        return self._replace(last_offset=offset, last_fingerprint=fingerprint, last_chunk_ms=chunk_ms)
+        columns: dict[str, Any] = known_by(last)
+        return self._replace(**columns)
 
     def joins(self, row: "CoverageRow") -> bool:
         """Return whether a range can be merged with this one: adjacent, not a tail, and recorded for the same keys."""

@@ -6,6 +6,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.common.ids import Position
 from relatum.store.database import sql
 
 _COLUMNS: Final = {
@@ -67,6 +68,12 @@ def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str],
     ]
     if rows:
         connection.execute(_COUNT_SKIPS, rows)
+
+
+def known_by(last: Position | None) -> dict[str, int | None]:
+    """Return the columns of the last known message, by which a stream is recognised later; None for no message."""
+    offset, fingerprint, chunk_ms = (last.offset, last.fingerprint, last.chunk_ms) if last else (None, None, None)
+    return {"last_offset": offset, "last_fingerprint": fingerprint, "last_chunk_ms": chunk_ms}
 
 
 def integers_text(values: Iterable[int | None]) -> str:
