@@ -258,7 +258,7 @@ def test_a_group_s_position_says_where_to_go_on(
 @pytest.mark.differs
 def test_a_group_is_found_beside_a_stream_that_is_not_the_recorded_one(place: Place, streams: list[str]) -> None:
     """If no stream is named, a stream that was declared again is left out, and makes a position unproven."""
-    place.put(of_group(1, 1), to=streams[0])
+    place.put(of_group(1, 1), *whole_group(2, 2), to=streams[0])
     place.record(streams[0])
     place.put_recorded(b"before")
     place.declare_again()
@@ -268,22 +268,11 @@ def test_a_group_is_found_beside_a_stream_that_is_not_the_recorded_one(place: Pl
             position = ask(relations)
             assert (position.contiguous, position.is_proven) == (1, False)
     with Relations(place.amqp, place.database) as relations:
-        assert [each.group_id for each in relations._newest_groups().groups] == ids(1)
-
-
-@pytest.mark.differs
-def test_groups_leave_out_a_stream_that_is_not_the_recorded_one(
-    place: Place, streams: list[str], relations: Relations
-) -> None:
-    """Also if nothing has looked before; a stream that is named raises."""
-    place.put(*whole_group(1, 2), to=streams[0])
-    place.record(streams[0])
-    place.put_recorded(b"before")
-    place.declare_again()
-    place.put(b"after")
-    assert ids_of(relations.groups()) == ids(1)
-    with pytest.raises(StreamReplaced):
-        list(relations.groups(place.stream))
+        assert ids_of(relations._newest_groups().groups) == ids(2, 1)
+    with Relations(place.amqp, place.database) as relations:
+        assert ids_of(relations.groups()) == ids(2)
+        with pytest.raises(StreamReplaced):
+            list(relations.groups(place.stream))
 
 
 def test_a_stream_that_is_forgotten_meanwhile_hides_no_group(

@@ -311,8 +311,8 @@ class Scanner:
         key_id = self._view.key_id
         scanned = scanned_of(self._catalog.servers, self._consumer, [stream.stream_id for stream in present])
         for stream in present:
-            if stream.name not in self._view.numbers:
-                continue  # Left out since the first refresh: what is scanned now would never be scanned again.
+            if self._view.numbers.get(stream.name) != stream.stream_id:
+                continue  # The view lacks this stream, and what is scanned once is never scanned again.
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
             for unscanned in unscanned_ranges(rows.get(number, ()), scanned.get(number, ()), key_id, low):
                 if not self._scan(stream.name, unscanned):
