@@ -177,7 +177,7 @@ def plan_backfill(
     if bounds.first is not None and bounds.last is not None:
         end = min(bounds.last + 1, max((row.to_offset for row in rows if row.is_tail), default=0))
         # Of pruned rows, those in closed parts are left: a leader that retains older messages must not double them.
-        # Read after the coverage, which a prune reduces first.
+        # Read after the coverage: a prune stores this limit before it reduces the coverage.
         with transaction(engine) as connection:
             stream = present_streams(connection, [stream.stream_id]).get(stream.stream_id, stream)
         first = max(bounds.first, stream.retained_from or 0)

@@ -8,7 +8,6 @@ import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from shlex import quote
 from typing import Any, Final
 from uuid import UUID
 
@@ -248,7 +247,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
         if _was_masked(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
                 f"key {name!r} is masked, and removing it would show its values: if they may be shown, unmask it first "
-                f"(`relatum keys mask {quote(name)} --off`)",
+                f"(`relatum keys mask {shlex.quote(name)} --off`)",
                 key=name,
             )
 
@@ -358,8 +357,8 @@ def check_recorded(connection: sa.Connection, vhost: str | None, names: Collecti
     for name in names:
         if name not in recorded:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded{meant(name, recorded)}: if it exists, `relatum record {quote(name)}` "
-                "records it",
+                f"no stream {name!r} is recorded{meant(name, recorded)}: if it exists, "
+                f"`relatum record {shlex.quote(name)}` records it",
                 stream=name,
             )
 
@@ -377,5 +376,5 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded: `relatum record {quote(name)}` records it", stream=name
+                f"no stream {name!r} is recorded: `relatum record {shlex.quote(name)}` records it", stream=name
             )
