@@ -32,8 +32,9 @@ from relatum.common.limits import (
 )
 from relatum.common.uuid7 import MARK, time_us_of, uuid7
 from relatum.keys import KeyDefinition, as_definitions
-from relatum.publishing import OwnProperties, Stamper, copy_with
+from relatum.publishing import Stamper
 from relatum.publishing._aio_pika import copy_of
+from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish_outcome import outcome
 
 

@@ -16,7 +16,6 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 
-from relatum import publishing
 from relatum.common.checks import checked_seconds, shown
 from relatum.common.headers import PLACED_HEADER
 from relatum.common.ids import MessageId
@@ -27,11 +26,10 @@ from relatum.contexts._placements import PartitionRow, Placement
 from relatum.contexts._router_core import RouterCore, outcome_unknown
 from relatum.contexts._router_sets import Predecessors, SetLifecycle, SetPlace, set_request_of
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
-from relatum.publishing import OwnProperties, copy_with
 from relatum.reading import Broker
 from relatum.store.database import AnyDatabase
 from relatum.superstreams.connections import vhost_of
-from relatum.superstreams.targets import aiormq_connection, channel_of
+from relatum.superstreams.targets import aiormq_connection, channel_of, was_returned
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -71,11 +69,8 @@ class PikaCall:
         return self.channel
 
     async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
-        own = (
-            copy_with(self.properties, headers, self.properties.message_id)
-            if self.properties
-            else OwnProperties(headers=headers)
-        )
+        own = copy.copy(self.properties) if self.properties else BasicProperties()
+        own.headers = headers
         return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
 
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
@@ -121,7 +116,7 @@ class AioPikaCall:
         own: Any = copy.copy(self.message)
         own.headers = headers
         result = await self._publish(core, own, placement.binding_key, {**self.kwargs, "mandatory": True})
-        if publishing.was_returned(result):
+        if was_returned(result):
             raise PublishUnroutable(
                 f"the message of {placement.name!r} was returned: {placement.stream!r} is not bound; bind it again",
                 in_stream=False,
@@ -130,7 +125,7 @@ class AioPikaCall:
 
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
         result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
-        if publishing.was_returned(result):
+        if was_returned(result):
             core.forget_layout()
         else:
             core.published_unnamed()

@@ -3,8 +3,7 @@
 from relatum.publishing._intercept import intercept, release, stamped, statistics
 from relatum.publishing._interception import PublisherStatistics
 from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup, Numbering
-from relatum.publishing._pika import OwnProperties, copy_with
-from relatum.publishing._publish import publish, publish_async, was_returned
+from relatum.publishing._publish import publish, publish_async
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import Stamper
 
@@ -13,16 +12,13 @@ __all__ = [
     "AsyncReceipt",
     "MessageGroup",
     "Numbering",
-    "OwnProperties",
     "PublisherStatistics",
     "Receipt",
     "Stamper",
-    "copy_with",
     "intercept",
     "publish",
     "publish_async",
     "release",
     "stamped",
     "statistics",
-    "was_returned",
 ]

@@ -24,7 +24,8 @@ from relatum.membership import (
     new_place,
 )
 from relatum.publishing._pika import OwnProperties, copy_with
-from relatum.publishing._publish import intercepted_exchange, publisher_of, was_returned
+from relatum.publishing._publish import intercepted_exchange, publisher_of
+from relatum.superstreams.targets import was_returned
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

@@ -1,7 +1,6 @@
 """Publishing with a receipt, through pika or aio-pika."""
 
 import copy
-import sys
 from collections.abc import Mapping
 from time import time_ns
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
 from relatum.publishing._publish_outcome import refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
-from relatum.superstreams.targets import TargetExchange
+from relatum.superstreams.targets import TargetExchange, was_returned
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -181,12 +180,6 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     if not isinstance(interception, Interception) or not interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return exchange, interception
-
-
-def was_returned(result: Any) -> bool:
-    """Return whether the result of an aio-pika publish is a message that the broker returned."""
-    aiormq = sys.modules.get("aiormq.abc")  # Optional. A caller that has such a result has imported it.
-    return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
 
 
 class _Confirms:

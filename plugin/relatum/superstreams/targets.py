@@ -1,5 +1,6 @@
 """Targets: objects to which you publish in place of an exchange, and which route each message."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -113,6 +114,12 @@ async def aiormq_connection(channel: Any) -> Any:
         raise ChannelInvalidStateError(f"{channel!r} is closed; nothing was sent")
     # This waits, without a limit, until a lost connection is open again.
     return (await channel.get_underlay_channel()).connection
+
+
+def was_returned(result: Any) -> bool:
+    """Return whether the result of an aio-pika publish is a message that the broker returned."""
+    aiormq = sys.modules.get("aiormq.abc")  # Optional. A caller that has such a result has imported it.
+    return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
 
 
 class Outgoing(NamedTuple):
