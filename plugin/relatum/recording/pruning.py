@@ -11,18 +11,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_names
-from relatum.errors import AnotherBroker, RelatumError, StreamNotFound, StreamUnavailable
-from relatum.membership import GROUP_KEY, value_bounds
-from relatum.reading import (
-    Broker,
-    BrokerAddress,
-    BrokerIdentity,
-    StreamBounds,
-    StreamReader,
-    bounds_or_error,
-    concerns_broker,
-)
-from relatum.recording.own_broker import check_broker
+from relatum.errors import RelatumError, StreamNotFound, StreamUnavailable
+from relatum.membership import GROUP_KEY
+from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.recording.own_broker import errors_of_others
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
@@ -161,57 +153,33 @@ def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, batch
 
 # --- groups without messages ------------------------------------------------------------------------------------------
 
-_IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
-"""Excludes ready and claimed groups: their consumer detects that the messages are gone."""
+_IS_GONE: Final = """
+    group_states.state IN ('open', 'done', 'dead')
+    AND (EXISTS (
+            SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
+            WHERE floor.stream_id = group_states.stream_id AND floor.first > group_states.first_offset)
+        OR group_states.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
+    AND NOT EXISTS (
+        SELECT FROM relatum.relationships
+        WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
+            AND value >= (group_states.group_id || '|') COLLATE "C"
+            AND value < (group_states.group_id || '}') COLLATE "C")"""
+"""Whether a group's first message is gone, and the table has no row of the group.
 
-_CANDIDATES: Final = sql(f"""
-    SELECT g.consumer_id, g.group_id FROM relatum.group_states g
-    WHERE (g.consumer_id, g.group_id) > (:consumer_id::integer, :group_id::text) AND {_IS_FINAL}
-        AND (EXISTS (
-                SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
-                WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset)
-            OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
-    ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
-"""Selects groups whose first messages are gone, page by page."""
-
-# Checks the conditions again: rows may have changed since they were chosen.
-_DELETE_UNNAMED: Final = sql(f"""
-    DELETE FROM relatum.group_states g
-    USING unnest(:consumer_ids::integer[], :group_ids::text[], :lows::text[], :highs::text[])
-        AS chosen(consumer_id, group_id, low, high)
-    WHERE g.consumer_id = chosen.consumer_id AND g.group_id = chosen.group_id COLLATE "C" AND {_IS_FINAL}
-        AND NOT EXISTS (
-            SELECT FROM relatum.relationships
-            WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
-                AND value >= chosen.low COLLATE "C" AND value < chosen.high COLLATE "C")""")
-"""Deletes those of the chosen groups that have no rows in the table."""
+Excludes ready and claimed groups: their consumer detects that the messages are gone.
+"""
 
 
 def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> int:
-    """Delete the states of groups without retained messages, in one pass, and return how many.
+    """Delete the states of groups without retained messages, and return how many.
 
     An acknowledged group is kept while the table has a row of it, so that a late duplicate does not open it again, and
     while its first message may be recorded again.
 
     `floors`: The first retained offsets, by stream id.
     """
-    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
-    after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
-    deleted = 0
-    while after is not None:
-        with transaction(engine) as connection:
-            rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
-            after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
-            bounds = [value_bounds(row.group_id) for row in rows]
-            chosen = {
-                "key": GROUP_KEY.name,
-                "consumer_ids": [row.consumer_id for row in rows],
-                "group_ids": [row.group_id for row in rows],
-                "lows": [low for low, _ in bounds],
-                "highs": [high for _, high in bounds],
-            }
-            deleted += connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
-    return deleted
+    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "key": GROUP_KEY.name}
+    return delete_all(engine, "group_states", _IS_GONE, batch_rows, **wanted)
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -273,16 +241,9 @@ def prune(
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
         chosen = [each for each in known if each.stream_id in recorded]
-        identity = None
-        try:
-            identity = reader.identity() if any(each.broker_id for each in chosen) else None
-        except RelatumError as error:
-            if concerns_broker(error):
-                raise
-            # Whether these streams are this broker's is unknown now.
-            report.failed |= {each.name: error for each in chosen if each.broker_id}
-            chosen = [each for each in chosen if not each.broker_id]
-        found = {each: _first_retained(engine, reader, each, identity, report) for each in chosen}
+        # Also if it is unknown now whether these streams are this broker's.
+        report.failed |= errors_of_others(engine, reader, chosen)
+        found = {each: _first_retained(reader, each, report) for each in chosen if each.name not in report.failed}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:
             retain_from(connection, floors)
@@ -305,15 +266,8 @@ def prune(
     return report
 
 
-def _first_retained(
-    engine: sa.Engine, reader: StreamReader, stream: StreamRow, identity: BrokerIdentity | None, report: PruneReport
-) -> int | None:
-    """Return the first offset that a stream retains; None if it is empty, cannot be read, or is another broker's."""
-    try:
-        check_broker(engine, reader, stream, identity)
-    except AnotherBroker as error:
-        report.failed[stream.name] = error
-        return None
+def _first_retained(reader: StreamReader, stream: StreamRow, report: PruneReport) -> int | None:
+    """Return the first offset that a stream retains; None if it is empty or cannot be read."""
     found = bounds_or_error(reader, stream.name)
     if isinstance(found, StreamBounds):
         if found.is_proven:
