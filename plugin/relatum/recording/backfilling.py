@@ -166,7 +166,7 @@ def plan_backfill(
             rows = coverage_of(connection, [stream.stream_id])
     # Query the bounds again, after the tail was read: a stream that ends before its tail has lost messages.
     bounds = reader.bounds(name)
-    check_same(reader, name, rows, bounds)
+    check_same(reader, name, rows)
     if to_end and keys is None and bounds.last is not None:
         _extend_to_end(engine, stream, bounds.last)
         with transaction(engine) as connection:

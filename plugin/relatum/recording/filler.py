@@ -68,10 +68,10 @@ class RateLimit:
         self._stop.wait(max(0.0, self._due_at - time.monotonic()))
 
 
-def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
+def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow]) -> None:
     """Raise `CoverageConflict` if the coverage is that of an earlier stream of this name."""
     position = last_position(rows)
-    if position is not None and not is_same(reader, stream, position, bounds):
+    if position is not None and not is_same(reader, stream, position):
         raise CoverageConflict(
             f"stream {stream!r} is not the one that was recorded: run `relatum record {quote(stream)}` first",
             stream=stream,
@@ -183,12 +183,12 @@ class Filler:
             first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             # The coverage may be that of messages which took the place of those that were read.
-            is_read = not work.batch.messages or is_same(self._reader, stream.name, work.batch.position(), bounds)
+            is_read = not work.batch.messages or is_same(self._reader, stream.name, work.batch.position())
             if taken != part or first is None or first > part[0] or not is_behind or not is_read:
                 offsets = f"offsets {part[0]} to {part[1] - 1} of stream {stream.name!r}"
                 text = f"retention, a lost tail or another process changed {offsets}; nothing was written: retry"
                 raise CoverageConflict(text, stream=stream.name)
-            check_same(self._reader, stream.name, rows, bounds)
+            check_same(self._reader, stream.name, rows)
             write_rows(connection, [(work.batch, None)])
             join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
         self._open_next_part()
@@ -210,7 +210,7 @@ class Filler:
         """Read the stream's coverage. Raises `CoverageConflict` unless the stream is the recorded one."""
         with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
-        check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
+        check_same(self._reader, self._stream.name, rows)
         return rows
 
     def _fill(self, part: Segment) -> None:

@@ -370,5 +370,5 @@ def _repair_coverage(engine: sa.Engine, reader: StreamReader, stream: StreamRow,
         if tail is None or not has_valid_tail(rows_left) or tail.to_offset != resume_at:
             known = last_position(rows_left)
             set_tail(connection, stream, tail, resume_at, known if known and known.offset < resume_at else None)
-        check_same(reader, stream.name, rows, bounds)
+        check_same(reader, stream.name, rows)
     return end, resume_at
