@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,11 +110,8 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
             times = _write(connection, advanced)
         elif len(advanced) < len(shares):
             raise _LostRace
-        skips: Counter[tuple[int, int, str]] = Counter()
-        for share in advanced:
-            if share.batch.skips:
-                skips.update(share.batch.skips)
-        count_skips(connection, skips)
+        # The keys of different batches differ, since they contain the stream.
+        count_skips(connection, {key: count for share in advanced for key, count in share.batch.skips.items()})
         marked = {share.row.coverage_id for share in advanced if share.checkpoint}
         add_checkpoints(connection, [(row.stream_id, last) for row, last in moves if row.coverage_id in marked])
     for share, high_us in zip(advanced, times, strict=True):

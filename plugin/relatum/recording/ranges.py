@@ -5,6 +5,7 @@ over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into
 closes. See docs/adr/0050.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -193,11 +194,8 @@ def position_before(reader: StreamReader, stream: str, offset: int, least: int) 
     step = 1
     while least < offset:
         start = max(least, offset - step)
-        last = None
-        for message in reader.iterate(stream, start, stop=offset):
-            last = message
-        if last is not None:
-            return position_of(last)
+        if last := deque(reader.iterate(stream, start, stop=offset), maxlen=1):
+            return position_of(last[0])
         if start == least:
             return None
         step *= 100

@@ -71,7 +71,8 @@ class SharedQuery(Generic[_Answer]):
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Query for a stream, and wait for its answer."""
-        answer = self._waiting[stream] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[stream] = answer
         if self._duty is None:
             self._duty = self._group.repeat(self._query, self._what)
         self._duty.wake()

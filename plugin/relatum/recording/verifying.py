@@ -20,7 +20,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_name, checked_names, shown
-from relatum.common.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, TIME_BLOCK_MESSAGES_MAX
 from relatum.errors import (
     AnotherBroker,
     ConfigurationError,
@@ -42,7 +42,6 @@ from relatum.reading import (
     concerns_broker,
 )
 from relatum.recording.comparing import (
-    MARGIN_MESSAGES,
     Difference,
     Stored,
     StreamVerified,
@@ -254,7 +253,7 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
             messages.append(message)
             continue
         later.append(message)
-        if len(later) >= MARGIN_MESSAGES:
+        if len(later) >= TIME_BLOCK_MESSAGES_MAX:
             break
     return messages, later
 
