@@ -311,6 +311,18 @@ def test_a_suspended_migration_loses_its_locks(before: str) -> None:
         assert connection.execute("SELECT DISTINCT idle FROM limits").fetchall() == [("30s",)]
 
 
+def test_a_database_that_cannot_store_every_value_is_refused(empty_database_url: str) -> None:
+    """A new database that is not in UTF-8 is refused: its first value in another alphabet would block a stream."""
+    name = "relatum_test_latin1"
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'".encode())
+        try:
+            with pytest.raises(ConfigurationError, match="LATIN1"):
+                relatum_migrations.upgrade(f"{empty_database_url.rpartition('/')[0]}/{name}")
+        finally:
+            connection.execute(f"DROP DATABASE {name}".encode())
+
+
 @pytest.mark.parametrize("step", ["make_part()", "close_part(1)"])
 def test_a_part_that_is_being_made_or_closed_is_waited_for(database_url: str, step: str) -> None:
     """A migration waits for a part that a recorder is making or closing, and grants the privileges on it."""
