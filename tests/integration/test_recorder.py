@@ -120,6 +120,18 @@ def test_times_switched_while_recording_are_followed(place: Place) -> None:
     assert place.status().covered["time"] == [(0, 1)]
 
 
+def test_all_receipts_that_are_too_old_are_deleted(place: Place) -> None:
+    """A recorder's check deletes old receipts of any number, since a publisher may write thousands a second."""
+    with place.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO relatum.receipts SELECT 'r', 1, n, now() - interval '2 hours' FROM generate_series(1, 25000) n"
+        )
+    place.put(*orders(1))
+    with place.recording(keys=["order_id"]):
+        # The next check is a minute later.
+        wait_until(lambda: place.sql("SELECT count(*) FROM relatum.receipts") == [(0,)], 30.0, what="no receipt")
+
+
 def test_what_is_no_stream_is_waited_for_and_not_written(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A missing stream and a queue are each logged once, and are in the table only once they are streams."""
     missing, queue = unique_name("missing"), unique_name("queue")

@@ -54,9 +54,6 @@ _EXPIRED: Final = (
     ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
 )
 
-_IS_OLD: Final = "recorded_at < now() - interval '1 hour'"
-"""Whether a receipt is more than an hour old. Younger receipts are kept."""
-
 
 def prune_expired(
     engine: sa.Engine,
@@ -79,9 +76,9 @@ def prune_expired(
     return 0
 
 
-def prune_receipts(engine: sa.Engine) -> int:
-    """Delete one batch of receipts that are too old for any publisher to wait for them; return how many."""
-    return delete_batch(engine, "receipts", _IS_OLD)
+def prune_receipts(engine: sa.Engine, batch_rows: int = BATCH_ROWS) -> int:
+    """Delete receipts that are too old for any publisher to wait for them; return how many."""
+    return delete_all(engine, "receipts", "recorded_at < now() - interval '1 hour'", batch_rows)
 
 
 # --- replaced and forgotten streams -----------------------------------------------------------------------------------
@@ -259,7 +256,7 @@ def prune(
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             report.rows[""] += delete_ended(engine, batch_rows).total()
             report.rows[""] += delete_all(engine, "relationships", removed, batch_rows)
-            report.rows[""] += delete_all(engine, "receipts", _IS_OLD, batch_rows)
+            report.rows[""] += prune_receipts(engine, batch_rows)
         # After the rows: a group with rows still has messages.
         report.rows[""] += prune_groups(engine, floors, batch_rows)
     report.rows = +report.rows
