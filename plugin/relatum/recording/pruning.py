@@ -4,7 +4,7 @@ Bounded transactions delete the rows, so that no lock is held for long and vacuu
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -62,8 +62,8 @@ def prune_expired(
     batch_rows: int = BATCH_ROWS,
     *,
     parts: Sequence[int] | None = None,
-) -> int:
-    """Delete one batch of rows below the first retained offset; return 0 if none is left.
+) -> Iterator[int]:
+    """Delete the rows below the first retained offset, batch by batch; yield the number of rows of each batch.
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """
@@ -71,9 +71,8 @@ def prune_expired(
         values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
         if table == "relationships" and parts is not None:
             condition, values["parts"] = f"{condition} AND part = ANY (:parts::integer[])", list(parts)
-        if deleted := delete_batch(engine, table, condition, batch_rows, **values):
-            return deleted
-    return 0
+        while deleted := delete_batch(engine, table, condition, batch_rows, **values):
+            yield deleted
 
 
 def prune_receipts(engine: sa.Engine, batch_rows: int = BATCH_ROWS) -> int:
@@ -92,7 +91,7 @@ _ENDED: Final = sql("""
     WHERE replaced_at IS NOT NULL AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
     ORDER BY stream_id""")
 
-_DELETE_COVERAGE: Final = sql("DELETE FROM relatum.coverage WHERE stream_id = ANY (:ids::integer[])")
+_CLOSE_TAILS: Final = sql("UPDATE relatum.coverage SET is_tail = false WHERE stream_id = ANY (:ids::integer[])")
 
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
@@ -105,20 +104,16 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
+        # Without a tail, a recorder that was suspended for longer than its lease cannot commit any more.
+        connection.execute(_CLOSE_TAILS, {"ids": ids})
         spans = connection.execute(_SPANS, {"ids": ids}).all()
     if not ids:
         return rows
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
     of_streams = "stream_id = ANY (:ids::integer[])"
-    for table in DERIVED:
-        rows[table] = delete_all(engine, table, of_streams, batch_rows, ids=ids)
-    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. Not by ctid, which a
-    # commit changes that this statement waits for.
-    with transaction(engine) as connection:
-        rows["coverage"] = connection.execute(_DELETE_COVERAGE, {"ids": ids}).rowcount
-    # Rows that it committed in the meantime.
-    for table in (*DERIVED, "relationships"):
+    # Also rows outside the coverage, which comes last: a repetition needs its spans.
+    for table in ("relationships", *DERIVED, "coverage"):
         rows[table] += delete_all(engine, table, of_streams, batch_rows, ids=ids)
     # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
@@ -249,8 +244,8 @@ def prune(
         for stream_id, rows in drop_parts(engine).items():
             report.rows[names_of.get(stream_id, "")] += rows
         for stream, first in found.items():
-            while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
-                report.rows[stream.name] += deleted
+            if first is not None:
+                report.rows[stream.name] += sum(prune_expired(engine, stream, first, batch_rows))
         if names is None:
             # Also completes a killed `forget`.
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
