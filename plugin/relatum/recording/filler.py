@@ -232,12 +232,11 @@ class Filler:
                 self._commit(work, work.read_to)
             if self._stop.is_set():
                 break
-        if self._stop.is_set():
-            self._commit(work, work.read_to)
-            return
-        if work.read_to < part.to_offset:
-            self._skip_missing(work, part.to_offset)
-        self._commit(work, part.to_offset)
+        if not self._stop.is_set():
+            if work.read_to < part.to_offset:
+                self._skip_missing(work, part.to_offset)
+            work.read_to = part.to_offset
+        self._commit(work, work.read_to)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
         """Yield a part's records. Each scan ends where the stream ended when the scan began, so scan repeatedly."""

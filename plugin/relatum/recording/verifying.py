@@ -104,12 +104,9 @@ def verify(
         for name, super_stream in resolved:
             try:
                 found.append(_compare(engine, reader, address.vhost, name, super_stream, choose_windows, progress))
-            except AnotherBroker as error:
-                failed[name] = error
-            except (DatabaseUnavailable, ConfigurationError):
-                raise
             except RelatumError as error:
-                if concerns_broker(error):
+                concerns_all = concerns_broker(error) or isinstance(error, DatabaseUnavailable | ConfigurationError)
+                if concerns_all and not isinstance(error, AnotherBroker):
                     raise
                 failed[name] = error
         if failed and not found:
