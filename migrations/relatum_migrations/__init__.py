@@ -66,7 +66,8 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
             complete at the revision that `current` returns; call again to continue.
         InvalidInput: `lock_timeout_s` is not a number from 0.001 to 86,400.
         AccessRefused: the user may not create or change the schema.
-        ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
+        ConfigurationError: the schema is at a revision that this release cannot upgrade, or a new database's encoding
+            is not UTF-8; nothing was changed.
     """
     revisions = _revisions()
     lock_timeout_ms = round(1000 * checked_seconds("lock_timeout_s", lock_timeout_s, least=0.001, most=86_400.0))
@@ -91,6 +92,12 @@ def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
 
 
 def _create(connection: Connection) -> None:
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise ConfigurationError(
+            f"the database's encoding is {encoding}, in which not every key's value can be stored: create a database "
+            "with ENCODING 'UTF8'; nothing was changed"
+        )
     # A statement with IF NOT EXISTS needs the right to create schemas, which the schema's owner may lack.
     if not inspect(connection).has_schema("relatum"):
         connection.exec_driver_sql(_CREATE)

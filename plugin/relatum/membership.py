@@ -30,9 +30,6 @@ index. No part contains a character that a composite key escapes."""
 _GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
 _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
 
-_AFTER_SEPARATOR: Final = chr(ord("|") + 1)
-"""The character after the separator: the end of the range of a group's values."""
-
 new_place: Final = tuple.__new__
 """Creates a `Membership` from a tuple of its fields; for each publish, one function call less than `Membership(…)`."""
 
@@ -129,11 +126,6 @@ def parse_value(value: str) -> Membership | None:
         return None
     group_id, sequence, last = match.groups()
     return Membership(group_id, int(sequence), last == "true")
-
-
-def value_bounds(group_id: str) -> tuple[str, str]:
-    """Return the bounds, by code points, of a group's values of `GROUP_KEY`. The second bound is exclusive."""
-    return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
 def group_status(message: Any) -> GroupStatus:

@@ -202,9 +202,7 @@ def _look_up(
     row = current_stream(connection, options.broker.vhost, wanted.stream)
     ranges = [] if row is None else coverage_of(connection, [row.stream_id])
     position = last_position(ranges)
-    if row is None or (
-        position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
-    ):
+    if row is None or (position is not None and not is_same(reader, wanted.stream, position)):
         return [], [wanted]
     unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
     bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}

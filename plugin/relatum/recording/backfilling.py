@@ -29,7 +29,7 @@ from relatum.store.catalog import (
     lock_stream,
     present_streams,
 )
-from relatum.store.coverage import TIME, add_ranges, coverage_of, new_tail, tail_of
+from relatum.store.coverage import TIME, coverage_of, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine, transaction
 from relatum.store.members import RECORDERS, holders_of
 
@@ -159,42 +159,32 @@ def plan_backfill(
         wanted = {each.key_id for each in definitions if keys is None or each.name in keys}
         stream = ensure_stream(connection, vhost, name, super_stream)
         rows = coverage_of(connection, [stream.stream_id])
-        if not any(row.is_tail for row in rows):
-            # A recorder continues at this tail. Another process may add the tail first.
-            at, key_ids = 0 if bounds.last is None else bounds.last + 1, [each.key_id for each in definitions]
-            add_ranges(connection, [new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time)])
-            rows = coverage_of(connection, [stream.stream_id])
-    # Query the bounds again, after the tail was read: a stream that ends before its tail has lost messages.
-    bounds = reader.bounds(name)
-    check_same(reader, name, rows, bounds)
-    if to_end and keys is None and bounds.last is not None:
-        _extend_to_end(engine, stream, bounds.last)
-        with transaction(engine) as connection:
-            rows = coverage_of(connection, [stream.stream_id])
+    check_same(reader, name, rows)
+    end = 0 if bounds.last is None else bounds.last + 1
+    if (to_end and keys is None) or not any(row.is_tail for row in rows):
+        _advance_tail(engine, stream, end)
+    with transaction(engine) as connection:
+        rows = coverage_of(connection, [stream.stream_id])
+        # After the coverage: a prune stores its limit before it reduces the coverage.
+        stream = present_streams(connection, [stream.stream_id]).get(stream.stream_id, stream)
     if keys is None and stream.record_time:
         wanted.add(TIME)
-    segments: list[Segment] = []
-    if bounds.first is not None and bounds.last is not None:
-        end = min(bounds.last + 1, max((row.to_offset for row in rows if row.is_tail), default=0))
-        # Of pruned rows, those in closed parts are left: a leader that retains older messages must not double them.
-        # Read after the coverage: a prune stores this limit before it reduces the coverage.
-        with transaction(engine) as connection:
-            stream = present_streams(connection, [stream.stream_id]).get(stream.stream_id, stream)
-        first = max(bounds.first, stream.retained_from or 0)
-        segments = unrecorded(rows, (first, max(first, end)), wanted)
+    # Of pruned rows, those in closed parts are left: a leader that retains older messages must not double them.
+    first = max(bounds.first or 0, stream.retained_from or 0)
+    end = min(end, max((row.to_offset for row in rows if row.is_tail), default=0))
+    segments = unrecorded(rows, (first, max(first, end)), wanted)
     return Plan(stream, tuple(definitions), tuple(segments))
 
 
-def _extend_to_end(engine: sa.Engine, stream: StreamRow, last: int) -> None:
-    """Move the tail to the stream's end, unless a recorder runs, which records up to there."""
+def _advance_tail(engine: sa.Engine, stream: StreamRow, end: int) -> None:
+    """Move the tail to the stream's end, unless a recorder runs, which records up to there. Add a missing tail."""
     with suppress(CoverageConflict), transaction(engine) as connection:
         # `key_share`: a recorder that starts now has locked the tail, and adds the next one.
         lock_stream(connection, stream.stream_id, key_share=True)
         tail = tail_of(connection, stream.stream_id)
-        if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
-            return
-        # Safe if a recorder starts now: either process gets a conflict, and retries.
-        set_tail(connection, stream, tail, last + 1, None)
+        if tail is None or (tail.to_offset < end and not holders_of(connection, RECORDERS, [stream.stream_id])):
+            # Safe if a recorder starts now: either process gets a conflict, and retries.
+            set_tail(connection, stream, tail, end, None)
 
 
 def edges_of(segments: Iterable[Segment]) -> list[int]:

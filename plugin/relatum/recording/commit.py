@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -111,11 +110,8 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
             times = _write(connection, advanced)
         elif len(advanced) < len(shares):
             raise _LostRace
-        skips: Counter[tuple[int, int, str]] = Counter()
-        for share in advanced:
-            if share.batch.skips:
-                skips.update(share.batch.skips)
-        count_skips(connection, skips)
+        # The keys of different batches differ, since they contain the stream.
+        count_skips(connection, {key: count for share in advanced for key, count in share.batch.skips.items()})
         marked = {share.row.coverage_id for share in advanced if share.checkpoint}
         add_checkpoints(connection, [(row.stream_id, last) for row, last in moves if row.coverage_id in marked])
     for share, high_us in zip(advanced, times, strict=True):
@@ -184,8 +180,6 @@ class Committer:
         self._threads = Threads(1, "relatum-recorder-commits")
         self._engine = engine
         self._on_receipts = on_receipts
-        self._released: list[Event] = []
-        self._is_scheduled = False
         self._ready: dict[OpenTail, None] = {}
         self._committing = 0
         self._task: asyncio.Task[None] | None = None
@@ -196,34 +190,25 @@ class Committer:
         """Handle an event of the follower. Records of one iteration of the loop are committed together."""
         if self._group.stopping.is_set():
             return
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._release_and_commit)
         if isinstance(event, Records):
             self._add_records(event)
         else:
             self._group.on_event(event)
 
-    def _release_and_commit(self) -> None:
-        """Release the records of this iteration, and commit."""
-        self._is_scheduled = False
-        done, self._released = self._released, []
-        self._group.follower.done(*done)
-        self._start_commits()
-
     def _add_records(self, event: Records) -> None:
         stream = self._group.stream_of(event.stream, event.following)
         if stream is None or stream.tail is None or not stream.is_read:
             # Ignore the records: a stream that is not open will be read again from the end of its coverage.
-            self._released.append(event)
+            self._group.follower.done(event)
             return
-        tail, has_room = stream.tail, True
+        tail = stream.tail
+        tail.unreleased.append(event)
         try:
             self._extract(tail, event.batch)
-            has_room = tail.is_closing or not tail.is_full(self._busy_count)
         except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
             stream.failed(tail, error)
-        (self._released if has_room else tail.unreleased).append(event)
+        if tail.is_closing or not tail.is_full(self._busy_count):
+            stream.grant_credit(tail)
 
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
@@ -233,13 +218,14 @@ class Committer:
             tail.add(part)
             tail.stream.progress.read(part.last_offset)
             if tail.committing is None:
-                self._ready[tail] = None
+                self._commit_soon(tail)
 
     # --- commits ------------------------------------------------------------------------------------------------------
 
-    def _start_commits(self) -> None:
-        """Start a task that commits, unless one is running, which also commits the new batches."""
-        if self._task is None and self._ready:
+    def _commit_soon(self, tail: "OpenTail") -> None:
+        """Commit a tail's batch in the next transaction. The task that commits is started unless it is running."""
+        self._ready[tail] = None
+        if self._task is None:
             self._task = self._loop.spawn(self._run())
 
     @property
@@ -249,7 +235,6 @@ class Committer:
 
     async def finish(self) -> None:
         """Commit what is ready, then end the thread."""
-        self._start_commits()
         if self._task is not None:
             await asyncio.wait([self._task])
         self._threads.shutdown()
@@ -281,19 +266,15 @@ class Committer:
             if cause is not None:
                 tail.stream.failed(tail, cause)
             elif tail.is_blocked:
-                self._loop.call_later(LOCK_RETRY_S, self._retry, tail)
+                self._loop.call_later(LOCK_RETRY_S, self._commit_soon, tail)
             else:
                 has_receipts |= bool(tail.batch.receipts)
                 tail.committed()
                 if tail.filling.messages:
-                    self._ready[tail] = None
+                    self._commit_soon(tail)
         if has_receipts:
             # Only now: if a process gets its receipt and closes, `left` must no longer count the message.
             self._on_receipts()
-
-    def _retry(self, tail: "OpenTail") -> None:
-        self._ready[tail] = None
-        self._start_commits()
 
     # --- the thread that commits --------------------------------------------------------------------------------------
 

@@ -231,10 +231,6 @@ def _wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row],
     return wanted, allowed
 
 
-MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
-"""Maximum messages after a window that may belong to a block which begins in the window."""
-
-
 def _compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
     """Yield the differences between the time index and a window's messages, by offset."""
     counts = Counter(stored.blocks)

@@ -21,14 +21,7 @@ from relatum.common.closing import close_within
 from relatum.common.headers import NAME_BYTES_MAX, RESERVED_PREFIX
 from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import QUESTION_S, RepeatedTask, Server, SharedWait, backoff, ended
-from relatum.errors import (
-    AccessRefused,
-    ConnectionLost,
-    InvalidKeyDefinition,
-    KeyDefinitionConflict,
-    NotFound,
-    RelatumError,
-)
+from relatum.errors import ConnectionLost, InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition, as_definitions
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
 from relatum.recording.recorder_group import RecorderGroup
@@ -357,16 +350,8 @@ class EmbeddedRecorder:
         reader, name = self._group.follower.reader(), subject.name
         if subject.is_exchange:
             return self._record_bound(reader, name)
-        try:
-            found = reader.routes("", name)
-            if found is None:
-                reader.bounds(name)
-                found = [name]
-        except NotFound:
-            return []
-        except AccessRefused:
-            # This user may not read the stream: its recording will report the error. Other streams are recorded.
-            found = [name]
+        # If this user may not read the stream, its recording reports that.
+        found = reader.routes("", name) or []
         for stream in found:
             self._group.add(stream)
         return found

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.common.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import RecordBatch, StreamBounds, StreamReader, bounds_of_known, leaders_bounds
+from relatum.reading import RecordBatch, StreamReader, bounds_of_known, leaders_bounds
 from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
 from relatum.recording.extractor import Extractor
@@ -68,10 +68,10 @@ class RateLimit:
         self._stop.wait(max(0.0, self._due_at - time.monotonic()))
 
 
-def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
+def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow]) -> None:
     """Raise `CoverageConflict` if the coverage is that of an earlier stream of this name."""
     position = last_position(rows)
-    if position is not None and not is_same(reader, stream, position, bounds):
+    if position is not None and not is_same(reader, stream, position):
         raise CoverageConflict(
             f"stream {stream!r} is not the one that was recorded: run `relatum record {quote(stream)}` first",
             stream=stream,
@@ -145,17 +145,17 @@ class Filler:
         """
         conflicts, wanted = 0, part
         while True:
-            bounds = bounds_of_known(self._reader, self._stream.name)
-            if bounds.first is None or bounds.first >= wanted[1]:
+            first = bounds_of_known(self._reader, self._stream.name).first
+            if first is None or first >= wanted[1]:
                 return True
             with transaction(self._engine) as connection:
-                part = widened(connection, self._stream.stream_id, wanted, bounds.first)
+                part = widened(connection, self._stream.stream_id, wanted, first)
                 self._definitions = key_definitions(connection)
             work = self._read(part)
             if work is None:
                 return False
             try:
-                return self._replace(part, work, bounds)
+                return self._replace(part, work, first)
             except CoverageConflict:
                 conflicts += 1
                 if conflicts > CONFLICTS_MAX:
@@ -172,23 +172,23 @@ class Filler:
         work.batch.receipts.clear()
         return None if self._stop.is_set() else work
 
-    def _replace(self, part: Range, work: "_Work", bounds: StreamBounds) -> bool:
+    def _replace(self, part: Range, work: "_Work", first: int) -> bool:
         stream = self._stream
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if key_definitions(connection) != self._definitions:
                 text = f"key definitions changed while stream {stream.name!r} was read; nothing was written: retry"
                 raise CoverageConflict(text, stream=stream.name)
-            taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
-            first = bounds_of_known(self._reader, stream.name).first
+            taken = uncover(connection, self._reader, stream, part, first)
+            now_first = bounds_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
             # The coverage may be that of messages which took the place of those that were read.
-            is_read = not work.batch.messages or is_same(self._reader, stream.name, work.batch.position(), bounds)
-            if taken != part or first is None or first > part[0] or not is_behind or not is_read:
+            is_read = not work.batch.messages or is_same(self._reader, stream.name, work.batch.position())
+            if taken != part or now_first is None or now_first > part[0] or not is_behind or not is_read:
                 offsets = f"offsets {part[0]} to {part[1] - 1} of stream {stream.name!r}"
                 text = f"retention, a lost tail or another process changed {offsets}; nothing was written: retry"
                 raise CoverageConflict(text, stream=stream.name)
-            check_same(self._reader, stream.name, rows, bounds)
+            check_same(self._reader, stream.name, rows)
             write_rows(connection, [(work.batch, None)])
             join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
         self._open_next_part()
@@ -210,7 +210,7 @@ class Filler:
         """Read the stream's coverage. Raises `CoverageConflict` unless the stream is the recorded one."""
         with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
-        check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
+        check_same(self._reader, self._stream.name, rows)
         return rows
 
     def _fill(self, part: Segment) -> None:
@@ -232,12 +232,11 @@ class Filler:
                 self._commit(work, work.read_to)
             if self._stop.is_set():
                 break
-        if self._stop.is_set():
-            self._commit(work, work.read_to)
-            return
-        if work.read_to < part.to_offset:
-            self._skip_missing(work, part.to_offset)
-        self._commit(work, part.to_offset)
+        if not self._stop.is_set():
+            if work.read_to < part.to_offset:
+                self._skip_missing(work, part.to_offset)
+            work.read_to = part.to_offset
+        self._commit(work, work.read_to)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
         """Yield a part's records. Each scan ends where the stream ended when the scan began, so scan repeatedly."""

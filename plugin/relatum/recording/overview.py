@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -14,10 +13,8 @@ from relatum.errors import (
     AccessRefused,
     AnotherBroker,
     NotFound,
-    ReadTimeout,
     RelatumError,
     StreamNotFound,
-    StreamUnavailable,
     Transient,
 )
 from relatum.keys import KeyDefinition
@@ -25,13 +22,12 @@ from relatum.reading import (
     Broker,
     BrokerAddress,
     BrokerIdentity,
-    Position,
     StreamBounds,
     StreamReader,
     bounds_or_error,
     concerns_broker,
 )
-from relatum.recording.own_broker import check_broker
+from relatum.recording.own_broker import errors_of_others
 from relatum.recording.ranges import gaps
 from relatum.store.catalog import StreamRow, check_recorded, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
@@ -57,13 +53,6 @@ _MEMBERS: Final = sql("""
         SELECT array_agg(vhost ORDER BY vhost, name) AS vhosts, array_agg(name ORDER BY vhost, name) AS names
         FROM relatum.streams WHERE lease_holder = m.holder AND replaced_at IS NULL) AS held
     ORDER BY m.name, m.holder""")
-
-_ENDS: Final = sql("""
-    SELECT s.name, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
-    FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
-    WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
-        AND (:names::text[] IS NULL OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
-    ORDER BY c.recorded_at DESC, s.name""")
 
 _COUNTS: Final = {
     (column, is_exact): sql(f"""
@@ -119,15 +108,6 @@ class RecorderMember:
     streams: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedEnd:
-    """The end of a stream's recording: the next offset, and the last recorded message's position or None."""
-
-    stream: str
-    next_offset: int
-    position: Position | None
-
-
 def key_sizes(database: AnyDatabase) -> list[KeySize]:
     """Return the size of each key in the table, ordered by name. A large table is sampled in less than a second."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
@@ -148,15 +128,14 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
         ]
 
 
-def recorded_ends(database: AnyDatabase, vhost: str, names: Sequence[str]) -> list[RecordedEnd]:
-    """Return how far streams are recorded, the most recently recorded first. Empty `names`: all streams."""
+def recorded_tails(database: AnyDatabase, vhost: str, names: Sequence[str]) -> dict[str, CoverageRow]:
+    """Return the tails of streams by name, the most recently recorded first. Empty `names`: all streams."""
     with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         check_recorded(connection, vhost, names)
-        rows = connection.execute(_ENDS, {"vhost": vhost, "names": list(names) or None})
-        return [
-            RecordedEnd(name, next_offset, None if None in last[:2] else Position(*last))
-            for name, next_offset, *last in rows
-        ]
+        streams = streams_named(connection, vhost, names or None)
+        ranges = coverage_by_stream(connection, [stream.stream_id for stream in streams])
+    tails = {stream.name: row for stream in streams for row in ranges[stream.stream_id] if row.is_tail}
+    return dict(sorted(tails.items(), key=lambda item: item[1].recorded_at, reverse=True))
 
 
 # --- the status of streams --------------------------------------------------------------------------------------------
@@ -281,23 +260,15 @@ def recorded_status(
     with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
-    identity = BrokerIdentity(None, "")
-    if facts.brokers and isinstance(reader, StreamReader):
-        with suppress(StreamUnavailable, ReadTimeout):
-            identity = reader.identity()
-    return [_status_of(stream, facts, reader, _bounds(engine, reader, stream, identity)) for stream in known]
-
-
-def _bounds(
-    engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity
-) -> StreamBounds | RelatumError:
     if isinstance(reader, RelatumError):
-        return reader
-    try:
-        check_broker(engine, reader, stream, identity)
-    except AnotherBroker as error:
-        return error
-    return bounds_or_error(reader, stream.name)
+        return [_status_of(stream, facts, None, reader) for stream in known]
+    # A stream is shown as it is if its broker's identity cannot be read now.
+    others = errors_of_others(engine, reader, known)
+    found = {name: error for name, error in others.items() if isinstance(error, AnotherBroker)}
+    return [
+        _status_of(stream, facts, reader, found.get(stream.name) or bounds_or_error(reader, stream.name))
+        for stream in known
+    ]
 
 
 class _Facts:
@@ -321,7 +292,7 @@ class _Facts:
 
 
 def _status_of(
-    stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumError, found: StreamBounds | RelatumError
+    stream: StreamRow, facts: _Facts, reader: StreamReader | None, found: StreamBounds | RelatumError
 ) -> StreamStatus:
     rows = facts.coverage[stream.stream_id]
     recorded_to = max((row.to_offset for row in rows), default=None)
@@ -330,7 +301,7 @@ def _status_of(
     open_gaps = [] if bounds.first is None else gaps(rows, max(bounds.first, stream.retained_from or 0))  # not pruned
     lag_offsets: int | None = None
     lag_s: float | None = None
-    if error is None and isinstance(reader, StreamReader):
+    if error is None and reader is not None:
         lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     recorder = facts.holders.get(stream.stream_id)
     return StreamStatus(

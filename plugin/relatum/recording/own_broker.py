@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.errors import ReadTimeout, RelatumError, StreamUnavailable
-from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity
+from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity, concerns_broker
 from relatum.recording.tails import cut_back_or_replace
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.database import sql, transaction
@@ -116,18 +116,27 @@ def _other_broker_errors(
     }
 
 
-def check_broker(
-    engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
-) -> None:
-    """Raise `AnotherBroker` if a stream belongs to another broker. Writes nothing.
+def errors_of_others(engine: sa.Engine, reader: StreamReader, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
+    """Return `AnotherBroker` for each stream of another broker, by name. Writes nothing.
 
-    `identity`: The broker's identity. None: query it, unless the stream belongs to no broker yet.
+    If the broker's identity cannot be read now, the streams that belong to some broker get that error instead.
     """
-    if row.broker_id is None:
-        return
-    identity = identity or reader.identity()
-    if not BrokerIdentity(row.broker_id, "").contradicts(identity):
-        return
+    owned = [row for row in rows if row.broker_id is not None]
+    if not owned:
+        return {}
+    try:
+        identity = reader.identity()
+    except RelatumError as error:
+        if concerns_broker(error):
+            raise
+        return {row.name: error for row in owned}
+    if identity.broker_id is None:
+        return {}
     with transaction(engine) as connection:
-        for error in _other_broker_errors(connection, [row], identity).values():
-            raise error
+        return _other_broker_errors(connection, owned, identity)
+
+
+def check_broker(engine: sa.Engine, reader: StreamReader, row: StreamRow) -> None:
+    """Raise the error of `errors_of_others` for a stream."""
+    for error in errors_of_others(engine, reader, [row]).values():
+        raise error

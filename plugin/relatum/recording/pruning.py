@@ -4,25 +4,17 @@ Bounded transactions delete the rows, so that no lock is held for long and vacuu
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_names
-from relatum.errors import AnotherBroker, RelatumError, StreamNotFound, StreamUnavailable
-from relatum.membership import GROUP_KEY, value_bounds
-from relatum.reading import (
-    Broker,
-    BrokerAddress,
-    BrokerIdentity,
-    StreamBounds,
-    StreamReader,
-    bounds_or_error,
-    concerns_broker,
-)
-from relatum.recording.own_broker import check_broker
+from relatum.errors import RelatumError, StreamNotFound, StreamUnavailable
+from relatum.membership import GROUP_KEY
+from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.recording.own_broker import errors_of_others
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
 from relatum.store.database import AnyDatabase, as_engine, sql, transaction
@@ -62,9 +54,6 @@ _EXPIRED: Final = (
     ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
 )
 
-_IS_OLD: Final = "recorded_at < now() - interval '1 hour'"
-"""Whether a receipt is more than an hour old. Younger receipts are kept."""
-
 
 def prune_expired(
     engine: sa.Engine,
@@ -73,8 +62,8 @@ def prune_expired(
     batch_rows: int = BATCH_ROWS,
     *,
     parts: Sequence[int] | None = None,
-) -> int:
-    """Delete one batch of rows below the first retained offset; return 0 if none is left.
+) -> Iterator[int]:
+    """Delete the rows below the first retained offset, batch by batch; yield the number of rows of each batch.
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """
@@ -82,14 +71,13 @@ def prune_expired(
         values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
         if table == "relationships" and parts is not None:
             condition, values["parts"] = f"{condition} AND part = ANY (:parts::integer[])", list(parts)
-        if deleted := delete_batch(engine, table, condition, batch_rows, **values):
-            return deleted
-    return 0
+        while deleted := delete_batch(engine, table, condition, batch_rows, **values):
+            yield deleted
 
 
-def prune_receipts(engine: sa.Engine) -> int:
-    """Delete one batch of receipts that are too old for any publisher to wait for them; return how many."""
-    return delete_batch(engine, "receipts", _IS_OLD)
+def prune_receipts(engine: sa.Engine, batch_rows: int = BATCH_ROWS) -> int:
+    """Delete receipts that are too old for any publisher to wait for them; return how many."""
+    return delete_all(engine, "receipts", "recorded_at < now() - interval '1 hour'", batch_rows)
 
 
 # --- replaced and forgotten streams -----------------------------------------------------------------------------------
@@ -103,7 +91,7 @@ _ENDED: Final = sql("""
     WHERE replaced_at IS NOT NULL AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
     ORDER BY stream_id""")
 
-_DELETE_COVERAGE: Final = sql("DELETE FROM relatum.coverage WHERE stream_id = ANY (:ids::integer[])")
+_CLOSE_TAILS: Final = sql("UPDATE relatum.coverage SET is_tail = false WHERE stream_id = ANY (:ids::integer[])")
 
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
@@ -116,20 +104,16 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
     rows = Counter[str]()
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
+        # Without a tail, a recorder that was suspended for longer than its lease cannot commit any more.
+        connection.execute(_CLOSE_TAILS, {"ids": ids})
         spans = connection.execute(_SPANS, {"ids": ids}).all()
     if not ids:
         return rows
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
     of_streams = "stream_id = ANY (:ids::integer[])"
-    for table in DERIVED:
-        rows[table] = delete_all(engine, table, of_streams, batch_rows, ids=ids)
-    # Without the coverage, a recorder that was suspended for longer than its lease cannot commit. Not by ctid, which a
-    # commit changes that this statement waits for.
-    with transaction(engine) as connection:
-        rows["coverage"] = connection.execute(_DELETE_COVERAGE, {"ids": ids}).rowcount
-    # Rows that it committed in the meantime.
-    for table in (*DERIVED, "relationships"):
+    # Also rows outside the coverage, which comes last: a repetition needs its spans.
+    for table in ("relationships", *DERIVED, "coverage"):
         rows[table] += delete_all(engine, table, of_streams, batch_rows, ids=ids)
     # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
@@ -161,57 +145,33 @@ def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, batch
 
 # --- groups without messages ------------------------------------------------------------------------------------------
 
-_IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
-"""Excludes ready and claimed groups: their consumer detects that the messages are gone."""
+_IS_GONE: Final = """
+    group_states.state IN ('open', 'done', 'dead')
+    AND (EXISTS (
+            SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
+            WHERE floor.stream_id = group_states.stream_id AND floor.first > group_states.first_offset)
+        OR group_states.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
+    AND NOT EXISTS (
+        SELECT FROM relatum.relationships
+        WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
+            AND value >= (group_states.group_id || '|') COLLATE "C"
+            AND value < (group_states.group_id || '}') COLLATE "C")"""
+"""Whether a group's first message is gone, and the table has no row of the group.
 
-_CANDIDATES: Final = sql(f"""
-    SELECT g.consumer_id, g.group_id FROM relatum.group_states g
-    WHERE (g.consumer_id, g.group_id) > (:consumer_id::integer, :group_id::text) AND {_IS_FINAL}
-        AND (EXISTS (
-                SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
-                WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset)
-            OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
-    ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
-"""Selects groups whose first messages are gone, page by page."""
-
-# Checks the conditions again: rows may have changed since they were chosen.
-_DELETE_UNNAMED: Final = sql(f"""
-    DELETE FROM relatum.group_states g
-    USING unnest(:consumer_ids::integer[], :group_ids::text[], :lows::text[], :highs::text[])
-        AS chosen(consumer_id, group_id, low, high)
-    WHERE g.consumer_id = chosen.consumer_id AND g.group_id = chosen.group_id COLLATE "C" AND {_IS_FINAL}
-        AND NOT EXISTS (
-            SELECT FROM relatum.relationships
-            WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
-                AND value >= chosen.low COLLATE "C" AND value < chosen.high COLLATE "C")""")
-"""Deletes those of the chosen groups that have no rows in the table."""
+Excludes ready and claimed groups: their consumer detects that the messages are gone.
+"""
 
 
 def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> int:
-    """Delete the states of groups without retained messages, in one pass, and return how many.
+    """Delete the states of groups without retained messages, and return how many.
 
     An acknowledged group is kept while the table has a row of it, so that a late duplicate does not open it again, and
     while its first message may be recorded again.
 
     `floors`: The first retained offsets, by stream id.
     """
-    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
-    after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
-    deleted = 0
-    while after is not None:
-        with transaction(engine) as connection:
-            rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
-            after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
-            bounds = [value_bounds(row.group_id) for row in rows]
-            chosen = {
-                "key": GROUP_KEY.name,
-                "consumer_ids": [row.consumer_id for row in rows],
-                "group_ids": [row.group_id for row in rows],
-                "lows": [low for low, _ in bounds],
-                "highs": [high for _, high in bounds],
-            }
-            deleted += connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
-    return deleted
+    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "key": GROUP_KEY.name}
+    return delete_all(engine, "group_states", _IS_GONE, batch_rows, **wanted)
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -273,16 +233,9 @@ def prune(
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
         chosen = [each for each in known if each.stream_id in recorded]
-        identity = None
-        try:
-            identity = reader.identity() if any(each.broker_id for each in chosen) else None
-        except RelatumError as error:
-            if concerns_broker(error):
-                raise
-            # Whether these streams are this broker's is unknown now.
-            report.failed |= {each.name: error for each in chosen if each.broker_id}
-            chosen = [each for each in chosen if not each.broker_id]
-        found = {each: _first_retained(engine, reader, each, identity, report) for each in chosen}
+        # Also if it is unknown now whether these streams are this broker's.
+        report.failed |= errors_of_others(engine, reader, chosen)
+        found = {each: _first_retained(reader, each, report) for each in chosen if each.name not in report.failed}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:
             retain_from(connection, floors)
@@ -291,29 +244,22 @@ def prune(
         for stream_id, rows in drop_parts(engine).items():
             report.rows[names_of.get(stream_id, "")] += rows
         for stream, first in found.items():
-            while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
-                report.rows[stream.name] += deleted
+            if first is not None:
+                report.rows[stream.name] += sum(prune_expired(engine, stream, first, batch_rows))
         if names is None:
             # Also completes a killed `forget`.
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             report.rows[""] += delete_ended(engine, batch_rows).total()
             report.rows[""] += delete_all(engine, "relationships", removed, batch_rows)
-            report.rows[""] += delete_all(engine, "receipts", _IS_OLD, batch_rows)
+            report.rows[""] += prune_receipts(engine, batch_rows)
         # After the rows: a group with rows still has messages.
         report.rows[""] += prune_groups(engine, floors, batch_rows)
     report.rows = +report.rows
     return report
 
 
-def _first_retained(
-    engine: sa.Engine, reader: StreamReader, stream: StreamRow, identity: BrokerIdentity | None, report: PruneReport
-) -> int | None:
-    """Return the first offset that a stream retains; None if it is empty, cannot be read, or is another broker's."""
-    try:
-        check_broker(engine, reader, stream, identity)
-    except AnotherBroker as error:
-        report.failed[stream.name] = error
-        return None
+def _first_retained(reader: StreamReader, stream: StreamRow, report: PruneReport) -> int | None:
+    """Return the first offset that a stream retains; None if it is empty or cannot be read."""
     found = bounds_or_error(reader, stream.name)
     if isinstance(found, StreamBounds):
         if found.is_proven:

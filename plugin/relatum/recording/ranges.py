@@ -5,6 +5,7 @@ over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into
 closes. See docs/adr/0050.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,20 +43,14 @@ class Segment:
 
 def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int]) -> list[Segment]:
     """Return the parts of a range that lack some of the keys, in order, each as long as possible."""
-    gaps = {key_id: missing(within, covered(rows, key_id)) for key_id in key_ids}
-    cuts = sorted({edge for ranges in gaps.values() for gap in ranges for edge in gap})
-    segments: list[Segment] = []
-    for start, end in pairwise(cuts):
-        lacking = frozenset(
-            key_id for key_id, ranges in gaps.items() if any(a <= start and end <= b for a, b in ranges)
-        )
-        if not lacking:
-            continue
-        if segments and segments[-1].to_offset == start and segments[-1].key_ids == lacking:
-            segments[-1] = Segment(segments[-1].from_offset, end, lacking)
-        else:
-            segments.append(Segment(start, end, lacking))
-    return segments
+    lacking = [(key_id, gap) for key_id in key_ids for gap in missing(within, covered(rows, key_id))]
+    # At each edge, some key's gap begins or ends, so neighbouring segments differ.
+    edges = sorted({edge for _, gap in lacking for edge in gap})
+    segments = (
+        Segment(start, end, frozenset(key_id for key_id, gap in lacking if gap[0] <= start and end <= gap[1]))
+        for start, end in pairwise(edges)
+    )
+    return [segment for segment in segments if segment.key_ids]
 
 
 def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
@@ -193,11 +188,8 @@ def position_before(reader: StreamReader, stream: str, offset: int, least: int) 
     step = 1
     while least < offset:
         start = max(least, offset - step)
-        last = None
-        for message in reader.iterate(stream, start, stop=offset):
-            last = message
-        if last is not None:
-            return position_of(last)
+        if last := deque(reader.iterate(stream, start, stop=offset), maxlen=1):
+            return position_of(last[0])
         if start == least:
             return None
         step *= 100

@@ -61,22 +61,21 @@ class SharedQuery(Generic[_Answer]):
         self,
         group: "RecorderGroup",
         call: Callable[[Sequence[StreamRecording]], Mapping[StreamRecording, _Answer | RelatumError]],
+        what: str,
     ) -> None:
         self._group = group
         self._call = call
+        self._what = what
         self._waiting: dict[StreamRecording, asyncio.Future[_Answer]] = {}
         self._duty: RepeatedTask | None = None
-
-    def begin(self, what: str) -> None:
-        """Start the queries."""
-        self._duty = self._group.repeat(self._query, what)
 
     async def answer(self, stream: StreamRecording) -> _Answer:
         """Query for a stream, and wait for its answer."""
         answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = answer
-        if self._duty is not None:
-            self._duty.wake()
+        if self._duty is None:
+            self._duty = self._group.repeat(self._query, self._what)
+        self._duty.wake()
         return await answer
 
     async def _query(self) -> float:
@@ -139,8 +138,8 @@ class RecorderGroup:
             who="reading of stream {!r}".format,
         )
         self.broker = OwnBroker(self.engine, address.vhost, self.follower.reader)
-        self.find: SharedQuery[StreamRow | None] = SharedQuery(self, self.broker.find)
-        self.open: SharedQuery[Opened] = SharedQuery(self, self._open)
+        self.find: SharedQuery[StreamRow | None] = SharedQuery(self, self.broker.find, "looking up streams")
+        self.open: SharedQuery[Opened] = SharedQuery(self, self._open, "opening streams")
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self.membership = Membership(self, lease_engine, member)
         self._committer = Committer(self, commit_engine, on_receipts)
@@ -191,8 +190,6 @@ class RecorderGroup:
 
     def _begin(self) -> None:
         if not self.stopping.is_set():
-            self.find.begin("looking up streams")
-            self.open.begin("opening streams")
             self.membership.begin()
             self._upkeep.begin()
 

@@ -238,8 +238,7 @@ class StreamRecording:
 
     def committed(self, tail: "OpenTail") -> None:
         """Handle the commit of a batch."""
-        if tail.has_recorded:
-            self._group.outages.over(self.log_name)
+        self._group.outages.over(self.log_name)
         if tail.is_closing:
             self._changed.set()
 

@@ -119,11 +119,8 @@ _DELETE_BEHIND: Final = [
 """Deletes rows about messages that other messages have replaced."""
 
 
-def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
+def is_same(reader: StreamReader, stream: str, position: Position) -> bool:
     """Return whether a stream still holds the same message at a position; True if retention dropped the message."""
-    if bounds.first is not None and position.offset < bounds.first:
-        return True
-    # Compare even if the bounds end before the position: they may be older.
     found = agreement(reader, stream, position)
     if found is Agreement.UNKNOWN:
         raise StreamUnavailable(
@@ -168,7 +165,7 @@ def _last_agreement(
     ends = [row.position for row in ranges if row.position is not None]
     known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
     positions = [known[offset] for offset in sorted(known)]
-    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream.name, each, bounds))
+    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream.name, each))
     return positions[agreed - 1] if agreed else None
 
 
@@ -195,7 +192,7 @@ def _cut_back(
         if known is None and cut > 0:
             attempt.rollback()
             return False
-        if not is_same(reader, stream.name, agreed, bounds):
+        if not is_same(reader, stream.name, agreed):
             raise CoverageConflict(
                 f"stream {stream.name!r} changed again; nothing was written: the recorder retries", stream=stream.name
             )

@@ -20,7 +20,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.common.checks import checked_count, checked_name, checked_names, shown
-from relatum.common.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, TIME_BLOCK_MESSAGES_MAX
 from relatum.errors import (
     AnotherBroker,
     ConfigurationError,
@@ -42,7 +42,6 @@ from relatum.reading import (
     concerns_broker,
 )
 from relatum.recording.comparing import (
-    MARGIN_MESSAGES,
     Difference,
     Stored,
     StreamVerified,
@@ -105,12 +104,9 @@ def verify(
         for name, super_stream in resolved:
             try:
                 found.append(_compare(engine, reader, address.vhost, name, super_stream, choose_windows, progress))
-            except AnotherBroker as error:
-                failed[name] = error
-            except (DatabaseUnavailable, ConfigurationError):
-                raise
             except RelatumError as error:
-                if concerns_broker(error):
+                concerns_all = concerns_broker(error) or isinstance(error, DatabaseUnavailable | ConfigurationError)
+                if concerns_all and not isinstance(error, AnotherBroker):
                     raise
                 failed[name] = error
         if failed and not found:
@@ -254,7 +250,7 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
             messages.append(message)
             continue
         later.append(message)
-        if len(later) >= MARGIN_MESSAGES:
+        if len(later) >= TIME_BLOCK_MESSAGES_MAX:
             break
     return messages, later
 
@@ -370,5 +366,5 @@ def _repair_coverage(engine: sa.Engine, reader: StreamReader, stream: StreamRow,
         if tail is None or not has_valid_tail(rows_left) or tail.to_offset != resume_at:
             known = last_position(rows_left)
             set_tail(connection, stream, tail, resume_at, known if known and known.offset < resume_at else None)
-        check_same(reader, stream.name, rows, bounds)
+        check_same(reader, stream.name, rows)
     return end, resume_at
