@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import Final
 
@@ -61,19 +61,12 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 def stop_signals() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set. A second signal has its usual effect."""
     stop = threading.Event()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with ExitStack() as handlers:
 
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        def on_signal(*_: object) -> None:
+            stop.set()
+            handlers.close()
 
-    def on_signal(*_: object) -> None:
-        stop.set()
-        restore()
-
-    for number in handlers:
-        signal.signal(number, on_signal)
-    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handlers.callback(signal.signal, number, signal.signal(number, on_signal))
         yield stop
-    finally:
-        restore()

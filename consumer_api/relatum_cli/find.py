@@ -184,11 +184,6 @@ def one_or_all(values: list[str]) -> str | tuple[str, ...]:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def end_with(status: str) -> None:
-    if code := CODES[status]:
-        raise typer.Exit(code)
-
-
 def incomplete_lines(found: Answer | Trace) -> list[str]:
     lines = [f"could not be read: {first_few([*map(str, found.unread)])}"] if found.unread else []
     return [*lines, *(f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams)]
@@ -202,7 +197,7 @@ def _print(answer: Answer, as_json: bool) -> None:
             print_messages(answer)
         for line in _lines(answer):
             say(line)
-    end_with(answer.status)
+    raise typer.Exit(CODES[answer.status])
 
 
 def _lines(answer: Answer) -> list[str]:
@@ -276,7 +271,7 @@ def trace(
     else:
         start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
         say("\n".join((*tree_lines(found, start), *_trace_lines(found))))
-    end_with(found.status)
+    raise typer.Exit(CODES[found.status])
 
 
 def _traced(relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool) -> Trace:

@@ -88,8 +88,7 @@ def _print_group(group: Group, as_json: bool) -> None:
         }
         if rows:
             show(rows, columns)
-    if code := _code_of(group, position):
-        raise typer.Exit(code)
+    raise typer.Exit(_code_of(group, position))
 
 
 def _group_facts(group: Group) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """`relatum missing` lists the messages that were not followed in time; `relatum expect` manages expectations."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 import typer
@@ -19,7 +19,7 @@ from relatum_cli.options import (
     option,
     parse_span,
 )
-from relatum_cli.show import answer, counted, moment_text, print_json, print_table, say, show
+from relatum_cli.show import answer, counted, moment_text, print_table, say, show
 from relatum_consumer import MissingReport, UnmetExpectation
 from relatum_consumer.expectations import (
     GRACE_S,
@@ -58,25 +58,18 @@ def missing(
     with open_relations(given, log_level, timeout_s=timeout) as relations:
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
-    if given.as_json:
-        print_json(reports)
-    else:
-        _print(reports)
-    code = max((_CODES[report.status] for report in reports), key=list(_CODES.values()).index, default=ExitCode.OK)
-    if code:
-        raise typer.Exit(code)
+    show(reports, _print, as_json=given.as_json, empty=NOTHING_EXPECTED)
+    codes = [_CODES[report.status] for report in reports]
+    raise typer.Exit(max(codes, key=list(_CODES.values()).index, default=ExitCode.OK))
 
 
-def _print(reports: Sequence[MissingReport]) -> None:
-    if not reports:
-        say(NOTHING_EXPECTED)
-    for report in reports:
-        expectation = report.expectation
-        say(f"{expectation.name}: {expectation.meaning}")
-        found = [*report.late, *report.missing, *report.not_known]
-        if found:
-            print_table(map(_cells, found), ("", "stream", "offset", expectation.by, "time", "due", "came"))
-        say("\n".join(_lines(report)))
+def _print(report: MissingReport) -> None:
+    expectation = report.expectation
+    say(f"{expectation.name}: {expectation.meaning}")
+    found = [*report.late, *report.missing, *report.not_known]
+    if found:
+        print_table(map(_cells, found), ("", "stream", "offset", expectation.by, "time", "due", "came"))
+    say("\n".join(_lines(report)))
 
 
 def _cells(unmet: UnmetExpectation) -> Iterable[str]:

@@ -16,6 +16,7 @@ from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
 from relatum_cli.options import BatchRows, CommandOptions, ServerOptions, StreamNames, Yes, argument, option
 from relatum_cli.show import (
+    NOTHING_RECORDED,
     Cells,
     LogFormat,
     LogLevel,
@@ -101,9 +102,8 @@ def backfill(
                     note(f"{name}: skipped, because the broker no longer has this stream")
                 else:
                     failed.append(error)
-    empty = "No stream is recorded yet. `relatum record STREAM` records one."
     columns = {each: each for each in ("stream", "messages", "rows")} | {"seconds": "{0.seconds:.1f}".format}
-    show(reports, columns, as_json=given.as_json, empty=empty)
+    show(reports, columns, as_json=given.as_json, empty=NOTHING_RECORDED)
     for each in failed[1:]:
         note(str(each))
     if failed:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BODY_CHARACTERS_SHOWN: Final = 80
 """Maximum number of characters of a body in a table; `--json` has the whole body."""
 
+NOTHING_RECORDED: Final = "No stream is recorded yet. `relatum record STREAM` records one."
+
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
 """Replaces the characters that separate rows and cells in tab-separated output."""
 
@@ -73,7 +75,7 @@ def print_error(message: str) -> None:
 
 def show(
     found: Iterable[Any],
-    columns: Cells | str,
+    columns: Cells | str | Callable[[Any], None],
     *,
     as_json: bool = False,
     empty: str = "",
@@ -83,7 +85,8 @@ def show(
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
-    `columns`: A mapping, or attributes' names separated by spaces. `empty`: Printed instead of a table without rows.
+    `columns`: A mapping, or attributes' names separated by spaces; or a function that prints a row, instead of a table.
+    `empty`: Printed if there are no rows.
     `whole`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
     """
     rows = list(found)
@@ -92,12 +95,15 @@ def show(
             print_json(document_of(row), one_line=True)
     elif as_json:
         print_json([document_of(row) for row in rows])
-    elif rows or not empty:
+    elif empty and not rows:
+        say(empty)
+    elif callable(columns):
+        for row in rows:
+            columns(row)
+    else:
         named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}
         cells = [attrgetter(each) if isinstance(each, str) else each for each in named.values()]
         print_table(([cell(row) for cell in cells] for row in rows), named, whole=whole)
-    else:
-        say(empty)
 
 
 def print_table(
