@@ -11,22 +11,11 @@ import typer
 from relatum.contexts import HoldStatus, Move, MoveProgress, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
-from relatum.errors import RelatumError
+from relatum.errors import NotFound, RelatumError
 from relatum.superstreams import describe_super_stream
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Commands, Json, ServerOptions, argument, option, shared
-from relatum_cli.show import (
-    Cells,
-    answer,
-    counted,
-    note,
-    print_error,
-    print_json,
-    progress_bars,
-    say,
-    show,
-    with_properties,
-)
+from relatum_cli.show import Cells, answer, counted, note, print_json, progress_bars, say, show, with_properties
 
 contexts = Commands()
 
@@ -325,8 +314,7 @@ def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: P
     Exits with code 6 if there is no consumer of that name, and with code 7 while its members run.
     """
     if not forget_consumer(given.super_stream, name, database=given.database_url, vhost=given.vhost):
-        print_error(f"{given.super_stream!r} has no consumer {name!r}: `relatum contexts consumers` lists them")
-        raise typer.Exit(ExitCode.NOT_THERE)
+        raise NotFound(f"{given.super_stream!r} has no consumer {name!r}: `relatum contexts consumers` lists them")
     say(f"{name} is forgotten.")
 
 

@@ -1,5 +1,6 @@
-"""`relatum find`, `related`, `around`, `read` and `trace`: lookups, and helpers for other commands that look up."""
+"""`relatum find`, `related`, `around`, `read` and `trace`: lookups."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,6 @@ from relatum_cli.options import (
     KeyNames,
     Level,
     LookIn,
-    ServerOptions,
     Since,
     Until,
     argument,
@@ -30,17 +30,8 @@ from relatum_cli.options import (
     parse_span,
     shared,
 )
-from relatum_cli.show import (
-    LogFormat,
-    LogLevel,
-    counted,
-    message_document,
-    print_json,
-    print_messages,
-    say,
-    set_up_logging,
-)
-from relatum_consumer import Answer, Relations, Trace
+from relatum_cli.show import counted, message_document, print_json, print_messages, say
+from relatum_consumer import Answer, Trace
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.traces import Tree
 
@@ -93,7 +84,7 @@ def find(
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         answer = relations.find(
             key, one_or_all(value), streams=names, since=since, until=until, limit=limit, complete=given.complete
         )
@@ -119,7 +110,7 @@ def related(
         raise typer.BadParameter("--time searches one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes at most one key: give --by once")
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=given.complete)
@@ -142,7 +133,7 @@ def around(
     or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         answer = relations.around(
             moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=given.complete
         )
@@ -170,13 +161,6 @@ def read(
     finally:
         if found:
             print_messages(found)
-
-
-def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> Relations:
-    """Return an open `Relations` for a command. Also sets up logging at a level; None leaves Python's default."""
-    if log_level is not None:
-        set_up_logging(LogFormat.TEXT, log_level)
-    return Relations(servers.broker, servers.database_url, **options)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:
@@ -259,33 +243,26 @@ def trace(
     (`relatum keys add --names`), arrows lead from cause to effect. Exits with 0 (found), 6 (no other message is
     connected), 8 (not recorded yet: there may be more) or 11 (unproven). `--json` prints one document.
     """
-    if is_message and not _is_offset(value):
+    is_offset = len(value) == 1 and re.fullmatch("[0-9]{1,19}", value[0])
+    if is_message and not is_offset:
         raise typer.BadParameter("--message needs a stream and one offset")
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         options: dict[str, Any] = {"by": by, "streams": streams, "complete": given.complete}
         options |= {"since": since, "until": until, "hops": hops, "limit": limit, "fan_out": fan_out}
-        found = _traced(relations, name, value, options, is_message=is_message)
+        try:
+            start: Any = relations.read(name, int(value[0])) if is_message else (name, one_or_all(value))
+            found = relations.trace(start, **options)
+        except KeyNotDefined as error:
+            if is_message or error.key != name or not is_offset:
+                raise
+            found = relations.trace(relations.read(name, int(value[0])), **options)
     if given.as_json:
         messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
         print_json(found.to_document() | {"messages": messages})
     else:
-        start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
-        say("\n".join((*tree_lines(found, start), *_trace_lines(found))))
+        first = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
+        say("\n".join((*tree_lines(found, first), *_trace_lines(found))))
     raise typer.Exit(CODES[found.status])
-
-
-def _traced(relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool) -> Trace:
-    if not is_message:
-        try:
-            return relations.trace((name, one_or_all(value)), **options)
-        except KeyNotDefined as error:
-            if error.key != name or not _is_offset(value):
-                raise
-    return relations.trace(relations.read(name, int(value[0])), **options)
-
-
-def _is_offset(value: list[str]) -> bool:
-    return len(value) == 1 and value[0].isascii() and value[0].isdigit() and len(value[0]) < 20
 
 
 def _trace_lines(found: Trace) -> list[str]:
@@ -324,11 +301,8 @@ def tree_lines(found: Trace, start: str) -> Iterator[str]:
             for row in (stem, *below):
                 label = "" if row.key is None or (is_value and row is stem) else _CONNECTED[row.kind].format(row.key)
                 indent = "  " * (1 + is_value + row.depth)
-                yield f"{indent}{label}{label and ': '}{_shown(found.messages[row.message])}"
+                message = found.messages[row.message]
+                moment = message.time.isoformat(sep=" ", timespec="milliseconds") if message.time else "no time"
+                yield f"{indent}{label}{label and ': '}{message.id}  {moment}"
     for key, number in tree.unknown:
         yield f"  {found.messages[number].id} names {key.key} = {key.value}: not found"
-
-
-def _shown(message: Message) -> str:
-    moment = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
-    return f"{message.id}  {moment}"

@@ -8,7 +8,6 @@ import typer
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum_cli.exits import ExitCode
-from relatum_cli.find import open_relations
 from relatum_cli.options import CommandOptions, StreamNames, option, parse_span
 from relatum_cli.show import Cells, lease_text, print_json, print_table, ranges_text, show, with_properties
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
@@ -37,7 +36,7 @@ def groups(
     if consumer is not None and streams:
         raise typer.BadParameter("--consumer shows all streams of the consumer: do not name streams")
     names = streams or None
-    with open_relations(given) as relations:
+    with given.relations() as relations:
         if consumer is not None:
             _print_consumer(relations.group_consumer_status(consumer), given.as_json)
         elif group is not None:

@@ -7,7 +7,6 @@ from typing import Annotated, Final
 import typer
 
 from relatum_cli.exits import ExitCode
-from relatum_cli.find import open_relations
 from relatum_cli.options import (
     CommandOptions,
     Commands,
@@ -55,7 +54,7 @@ def missing(
     (due messages are not recorded yet) or 11 (some cannot be known). Messages that are not due yet do not count.
     `--json` prints one document, a list with a report for each expectation.
     """
-    with open_relations(given, log_level, timeout_s=timeout) as relations:
+    with given.relations(log_level, timeout_s=timeout) as relations:
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
     show(reports, _print, as_json=given.as_json, empty=NOTHING_EXPECTED)

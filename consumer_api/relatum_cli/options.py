@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, time, timedelta
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 from typer.models import ArgumentInfo
 
 from relatum.errors import ConfigurationError
-from relatum_cli.show import LogLevel, note
+from relatum_cli.logs import LogFormat, LogLevel, set_up_logging
+from relatum_cli.show import note
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from relatum.reading import Broker
+    from relatum_consumer import Relations
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -38,6 +40,7 @@ _MISSING: Final = (
     "no URL of {}: give {} or set {} to {}; to try Relatum, `relatum up` runs both servers and prints their URLs"
 )
 ALL_STREAMS: Final = "Streams and super streams; by default all recorded streams."
+NOTHING_RECORDED: Final = "No stream is recorded yet. `relatum record STREAM` records one."
 LOOK_IN: Final = "Search this stream or super stream; repeatable. By default all recorded streams."
 
 FORMS: Final = "2026-11-22T12:03, 2026-11-22, 12:03, -5m or now; in UTC, or with a zone such as +01:00 at the end"
@@ -171,6 +174,14 @@ class DatabaseOptions:
 class ServerOptions(DatabaseOptions, BrokerOptions):
     """The options for broker and database; see `Commands`."""
 
+    def relations(self, log_level: LogLevel | None = None, **options: Any) -> "Relations":
+        """Return an open `Relations`. Also sets up logging at a level; None leaves Python's default."""
+        from relatum_consumer import Relations
+
+        if log_level is not None:
+            set_up_logging(LogFormat.TEXT, log_level)
+        return Relations(self.broker, self.database_url, **options)
+
 
 @dataclass(frozen=True)
 class CommandOptions(ServerOptions):
@@ -189,17 +200,16 @@ def print_exports(broker: "Broker", database_url: str) -> None:
 
 def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each dataclass parameter by its fields: options, or arguments before the command's other arguments."""
-    hints = get_type_hints(command, include_extras=True)
-    classes: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    classes: dict[str, Any] = {}
     arguments: list[Parameter] = []
     others: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in classes:
+        if not is_dataclass(parameter.annotation):
             others.append(parameter)
             continue
-        types = get_type_hints(classes[name], include_extras=True)
-        for each in fields(classes[name]):
-            found = Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
+        classes[name] = parameter.annotation
+        for each in signature(classes[name]).parameters.values():
+            found = each.replace(kind=Parameter.KEYWORD_ONLY)
             (arguments if isinstance(each.default, ArgumentInfo) else others).append(found)
     parameters = [*arguments, *others]
 

@@ -14,22 +14,18 @@ from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, 
 from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
-from relatum_cli.options import BatchRows, CommandOptions, ServerOptions, StreamNames, Yes, argument, option
-from relatum_cli.show import (
+from relatum_cli.logs import LogFormat, LogLevel, set_up_logging
+from relatum_cli.options import (
     NOTHING_RECORDED,
-    Cells,
-    LogFormat,
-    LogLevel,
-    answer,
-    confirm,
-    counted,
-    note,
-    print_json,
-    progress_bars,
-    say,
-    set_up_logging,
-    show,
+    BatchRows,
+    CommandOptions,
+    ServerOptions,
+    StreamNames,
+    Yes,
+    argument,
+    option,
 )
+from relatum_cli.show import Cells, answer, confirm, counted, note, print_json, progress_bars, say, show
 
 DIFFERENCES_SHOWN: Final = 20
 """Maximum number of differences printed as text for each stream."""

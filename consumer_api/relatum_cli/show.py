@@ -1,4 +1,4 @@
-"""Output of commands: data goes to stdout; errors, logs and progress go to stderr.
+"""Output of commands: data goes to stdout; errors and progress go to stderr.
 
 If stdout is not a terminal, tables are tab-separated, and nothing is cut, folded, boxed or coloured: a program may read
 the output, or a person on another terminal.
@@ -8,13 +8,12 @@ import base64
 import errno
 import io
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
+from enum import Enum
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 BODY_CHARACTERS_SHOWN: Final = 80
 """Maximum number of characters of a body in a table; `--json` has the whole body."""
-
-NOTHING_RECORDED: Final = "No stream is recorded yet. `relatum record STREAM` records one."
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
 """Replaces the characters that separate rows and cells in tab-separated output."""
@@ -221,65 +218,6 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
             bars.update(tasks[name], completed=done, total=total)
 
         yield update
-
-
-_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""The attributes of every log record; all other attributes are fields, from `extra`."""
-
-
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
-
-
-def _at(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message, fields, and an error's traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": _at(record), "level": record.levelname.lower(), "logger": record.name}
-        line |= {"message": record.getMessage(), **_extra(record)}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
-class TextFormatter(logging.Formatter):
-    """Formats a record as text: time, level, message, then fields as name=value."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
-        line = f"{_at(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def set_up_logging(log_format: LogFormat, level: str) -> None:
-    """Send the logs of this process to stderr.
-
-    `level`: The lowest level for Relatum's logs; that of other packages is WARNING.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    # Relatum's errors and logs report the failures that pika logs, too.
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
-    logging.getLogger("relatum").setLevel(level.upper())
 
 
 def confirm(question: str) -> None:

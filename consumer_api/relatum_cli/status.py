@@ -14,8 +14,8 @@ from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import CommandOptions, DatabaseOptions, Json, argument, option
-from relatum_cli.show import NOTHING_RECORDED, lease_text, moment_text, print_table, ranges_text, show, with_properties
+from relatum_cli.options import NOTHING_RECORDED, CommandOptions, DatabaseOptions, Json, argument, option
+from relatum_cli.show import lease_text, moment_text, print_table, ranges_text, show, with_properties
 
 
 def status(
