@@ -1,34 +1,24 @@
-"""`relatum find`, `related`, `around`, `read` and `trace`: lookups."""
+"""`relatum find`, `related`, `around` and `trace`: lookups."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from relatum.common.ids import MessageId
 from relatum.errors import KeyNotDefined
-from relatum.reading import Message, StreamReader
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import (
-    FORMS,
     LOOK_IN,
-    BrokerOptions,
-    CommandOptions,
-    Json,
     KeyNames,
-    Level,
     LookIn,
+    LookupOptions,
+    Moment,
     Since,
     Until,
     argument,
     option,
-    parse_moment,
     parse_span,
-    shared,
 )
 from relatum_cli.show import counted, message_document, print_json, print_messages, say
 from relatum_consumer import Answer, Trace
@@ -49,24 +39,7 @@ STREAMS_LISTED: Final = 100
 """Maximum number of streams in an answer's document; `streams_count` counts all."""
 
 
-class InTime(StrEnum):
-    """Which message `--time` finds."""
-
-    BEFORE = "before"
-    AFTER = "after"
-    NEAREST = "nearest"
-
-
-Limit = Annotated[int, shared("The maximum number of messages.", "--limit", "-n", min=1, shown=True)]
 Values = Annotated[list[str], argument("The key's value; for a composite key, its values in order.", "VALUE…")]
-
-
-@dataclass(frozen=True)
-class LookupOptions(CommandOptions):
-    """The options of lookups: servers, completeness, log level and output."""
-
-    complete: bool = option(False, "Also read messages that are not recorded yet, from the streams.", "--complete")
-    log_level: Level = None
 
 
 def find(
@@ -77,7 +50,7 @@ def find(
     to: list[str] | None = option(None, "The name of --streams before 0.5.", "--to", "-t", hidden=True),
     since: Since = None,
     until: Until = None,
-    limit: Limit = 20,
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
@@ -97,10 +70,10 @@ def related(
     offset: int = argument("The message's offset.", min=0),
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
-    in_time: InTime | None = option(
+    in_time: Literal["before", "after", "nearest"] | None = option(
         None, "Find the message before, after or nearest in time, in the one stream of --to.", "--time"
     ),
-    limit: Limit = 20,
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
@@ -121,12 +94,12 @@ def related(
 
 def around(
     *,
-    moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
+    moment: Moment,
     streams: LookIn = None,
     span: str = option("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for", metavar="SPAN"),
     before: str | None = option(None, "The time before the moment, instead of --for.", metavar="SPAN"),
     after: str | None = option(None, "The time after the moment, instead of --for.", metavar="SPAN"),
-    limit: Limit = 20,
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired,
@@ -138,29 +111,6 @@ def around(
             moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=given.complete
         )
     _print(answer, given.as_json)
-
-
-def read(
-    *,
-    stream: str = argument("The stream."),
-    offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
-    given: BrokerOptions,
-    as_json: Json = False,
-) -> None:
-    """Exits with code 6 at the first offset without a message, after the earlier ones. `--json` prints JSON lines."""
-    found: list[Message] = []
-    try:
-        with StreamReader.open(given.broker) as reader:
-            for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
-                if isinstance(result, Exception):
-                    raise result
-                if as_json:
-                    print_json(message_document(result), one_line=True)
-                else:
-                    found.append(result)
-    finally:
-        if found:
-            print_messages(found)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:

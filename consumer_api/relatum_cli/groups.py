@@ -1,6 +1,5 @@
 """`relatum groups`: lists incomplete groups; shows one group, or a group consumer."""
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import typer
@@ -76,7 +75,15 @@ def _print_group(group: Group, as_json: bool) -> None:
         lists = {"messages": messages, "duplicates": duplicates, "expired": group.expired}
         print_json(_position_document(position) | lists)
     else:
-        print_table(_group_facts(group), title=f"group {group.group_id}")
+        facts = [
+            ("complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"),
+            ("there", position.seen),
+            ("missing", _missing_text(position)),
+            ("last", _last_text(position)),
+            ("wrong", ", ".join(position.anomalies) or None),
+            ("expired", ", ".join(map(str, group.expired)) or None),
+        ]
+        print_table(facts, title=f"group {group.group_id}")
         rows = [*((each, "") for each in messages), *((each, "duplicate") for each in duplicates)]
         columns: Cells = {
             "number": lambda row: row[0]["sequence"],
@@ -88,16 +95,6 @@ def _print_group(group: Group, as_json: bool) -> None:
         if rows:
             show(rows, columns)
     raise typer.Exit(_code_of(group, position))
-
-
-def _group_facts(group: Group) -> Iterator[tuple[str, Any]]:
-    position = group.position
-    yield "complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"
-    yield "there", position.seen
-    yield "missing", _missing_text(position)
-    yield "last", _last_text(position)
-    yield "wrong", ", ".join(position.anomalies) or None
-    yield "expired", ", ".join(map(str, group.expired)) or None
 
 
 def _message_document(message: Message) -> dict[str, Any]:

@@ -4,23 +4,13 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
+
+LogFormat: TypeAlias = Literal["text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 """The attributes of every log record; all other attributes are fields, from `extra`."""
-
-
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -51,13 +41,10 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def set_up_logging(log_format: LogFormat, level: str) -> None:
-    """Send the logs of this process to stderr.
-
-    `level`: The lowest level for Relatum's logs; that of other packages is WARNING.
-    """
+def set_up_logging(log_format: LogFormat, level: LogLevel) -> None:
+    """Send the logs of this process to stderr: Relatum's from a level on, those of other packages from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -16,7 +16,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from relatum.errors import ConfigurationError
-from relatum_cli.logs import LogFormat, LogLevel, set_up_logging
+from relatum_cli.logs import LogLevel, set_up_logging
 from relatum_cli.show import note
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s
 Level: TypeAlias = Annotated[
     LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
+Moment: TypeAlias = Annotated[datetime, argument(f"{FORMS}.", parser=parse_moment)]
 Since: TypeAlias = Annotated[
     datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
@@ -179,7 +180,7 @@ class ServerOptions(DatabaseOptions, BrokerOptions):
         from relatum_consumer import Relations
 
         if log_level is not None:
-            set_up_logging(LogFormat.TEXT, log_level)
+            set_up_logging("text", log_level)
         return Relations(self.broker, self.database_url, **options)
 
 
@@ -188,6 +189,14 @@ class CommandOptions(ServerOptions):
     """The options for broker and database, and `--json`; see `Commands`."""
 
     as_json: Json = False
+
+
+@dataclass(frozen=True)
+class LookupOptions(CommandOptions):
+    """The options of lookups: servers, output, completeness and log level; see `Commands`."""
+
+    complete: bool = option(False, "Also read messages that are not recorded yet, from the streams.", "--complete")
+    log_level: Level = None
 
 
 def print_exports(broker: "Broker", database_url: str) -> None:

@@ -43,8 +43,8 @@ def record(
     metrics_host: str = option("127.0.0.1", "The address on which to serve the metrics."),
     holder: str | None = option(None, "This recorder's name in `relatum status`; by default host and process id."),
     database_connections: int = option(RECORDER_CONNECTIONS_MAX, "Maximum connections to PostgreSQL.", min=1),
-    log_format: LogFormat = option(LogFormat.TEXT, "The format of log lines."),
-    log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
+    log_format: LogFormat = option("text", "The format of log lines."),
+    log_level: LogLevel = option("info", "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
     """After either signal, it finishes its current batch and stops. It waits while the broker or the database is
