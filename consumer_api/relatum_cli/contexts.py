@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from relatum.contexts import HoldStatus, Move, MoveProgress, SerializationContexts, SerialReport, forget_consumer
+from relatum.contexts import HoldStatus, Move, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
 from relatum.errors import NotFound, RelatumError
@@ -59,11 +59,7 @@ class SuperStreamOptions(PlacementOptions):
     def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, noun: str = "context") -> None:
         """Call a function that moves contexts or sets, and print the result."""
         with progress_bars(f"{noun}s") as update:
-
-            def on_progress(progress: MoveProgress) -> None:
-                update("moving", progress.contexts_done, progress.contexts_all)
-
-            moves = move(*arguments, progress=on_progress)
+            moves = move(*arguments, progress=lambda each: update("moving", each.contexts_done, each.contexts_all))
         print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
         if moves and not self.as_json:
             say(f"{counted(sum(each.contexts for each in moves), noun)} in {counted(len(moves), 'move')}.")

@@ -41,12 +41,10 @@ Cells: TypeAlias = Mapping[str, str | Callable[[Any], Any]]
 
 
 class _Console(Console):
-    """Prints text literally, without markup and emoji. Replaces control characters, which can move the cursor, by dots.
-
-    A non-empty NO_COLOR turns off all escape sequences: https://no-color.org
-    """
+    """Prints text without markup and emoji, and with dots for control characters, which can move the cursor."""
 
     def __init__(self, **options: Any) -> None:
+        # https://no-color.org
         options |= {"color_system": None} if os.environ.get("NO_COLOR") else {}
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
@@ -82,9 +80,8 @@ def show(
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
-    `columns`: A mapping, or attributes' names separated by spaces; or a function that prints a row, instead of a table.
-    `empty`: Printed if there are no rows.
-    `whole`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
+    `columns`: A mapping; or attributes' names separated by spaces; or a function that prints a row without a table.
+    `empty`: Printed if there are no rows. `whole`: Columns whose cells do not wrap. `document_of`: Converts a row.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -234,16 +231,13 @@ def confirm(question: str) -> None:
 
 
 class _Stdout(io.FileIO):
-    """The file behind stdout. If a write fails, the command ends with code 13, or 141 if the reader closed the pipe.
-
-    Output after that, while the interpreter ends, is dropped.
-    """
+    """The file behind stdout. If a write fails, the command ends with code 13, or 141 if the reader closed the pipe."""
 
     is_lost = False
 
     def write(self, data: Any) -> int:
         if self.is_lost:
-            return len(data)
+            return len(data)  # drops output while the interpreter ends
         try:
             return super().write(data)
         except OSError as error:

@@ -104,9 +104,7 @@ class LocalServer(ABC):
     @property
     def pids(self) -> list[int]:
         """The ids of the server's processes, the main process first; empty if the server is not running."""
-        if self._supervisor is None or not self.running:
-            return []
-        return _supervisor.descendants(self._supervisor.pid)
+        return _supervisor.descendants(self._supervisor.pid) if self._supervisor and self.running else []
 
     def last_lines(self, count: int = LAST_LINES) -> str:
         """Return at most `count` last lines of output since the latest start; "" if this object has not started it."""
@@ -129,11 +127,7 @@ class LocalServer(ABC):
         self.await_answer()
 
     def launch(self) -> None:
-        """Start the server, and return before it answers. Call `await_answer` next.
-
-        Raises:
-            ServerStartFailed: As `start`.
-        """
+        """Start the server, and return before it answers. Call `await_answer` next. Raises errors as `start` does."""
         if self.running:
             return
         if sys.platform != "linux":
@@ -164,11 +158,7 @@ class LocalServer(ABC):
             ) from error
 
     def await_answer(self) -> None:
-        """Wait until the launched server answers.
-
-        Raises:
-            ServerStartFailed: As `start`.
-        """
+        """Wait until the launched server answers. Raises errors as `start` does."""
         deadline = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if not self.running:
