@@ -8,18 +8,7 @@ import typer
 
 from relatum.errors import KeyNotDefined
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import (
-    LOOK_IN,
-    KeyNames,
-    LookIn,
-    LookupOptions,
-    Moment,
-    Since,
-    Until,
-    argument,
-    option,
-    parse_span,
-)
+from relatum_cli.options import LOOK_IN, KeyNames, LookIn, LookupOptions, Moment, Since, Until, argument, option, span
 from relatum_cli.show import counted, message_document, print_json, print_messages, say
 from relatum_consumer import Answer, Trace
 from relatum_consumer.lookups.answer import first_few
@@ -96,16 +85,16 @@ def around(
     *,
     moment: Moment,
     streams: LookIn = None,
-    span: str = option("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for", metavar="SPAN"),
-    before: str | None = option(None, "The time before the moment, instead of --for.", metavar="SPAN"),
-    after: str | None = option(None, "The time after the moment, instead of --for.", metavar="SPAN"),
+    both: float = span("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for"),
+    before: float | None = span(None, "The time before the moment, instead of --for."),
+    after: float | None = span(None, "The time after the moment, instead of --for."),
     limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired,
     or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
-    before_s, after_s = (parse_span(each or span) for each in (before, after))
+    before_s, after_s = (both if each is None else each for each in (before, after))
     with given.relations(given.log_level) as relations:
         answer = relations.around(
             moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=given.complete

@@ -7,7 +7,7 @@ import typer
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import CommandOptions, StreamNames, option, parse_span
+from relatum_cli.options import CommandOptions, StreamNames, option, span
 from relatum_cli.show import Cells, lease_text, print_json, print_table, ranges_text, show, with_properties
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
 
@@ -20,7 +20,7 @@ OLDER_THAN: Final = "List groups whose first message is at least this old: secon
 def groups(
     *,
     streams: StreamNames = None,
-    older_than: float | None = option(None, OLDER_THAN, metavar="SPAN", parser=parse_span),
+    older_than: float | None = span(None, OLDER_THAN),
     group: str | None = option(None, "Show only this group.", metavar="ID"),
     consumer: str | None = option(None, "Show only this group consumer.", metavar="NAME"),
     recorded: bool = option(False, "Use only the index; do not read unrecorded messages.", "--recorded"),

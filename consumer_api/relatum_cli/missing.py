@@ -7,17 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import (
-    CommandOptions,
-    Commands,
-    Level,
-    ServerOptions,
-    Since,
-    Until,
-    argument,
-    option,
-    parse_span,
-)
+from relatum_cli.options import CommandOptions, Commands, Level, ServerOptions, Since, Until, argument, option, span
 from relatum_cli.show import answer, counted, moment_text, print_table, say, show
 from relatum_consumer import MissingReport, UnmetExpectation
 from relatum_consumer.expectations import (
@@ -106,15 +96,15 @@ def add(
     of: str = option(..., "The stream or super stream whose messages must be followed.", metavar="STREAM"),
     by: str = option(..., "The key whose value both messages share.", metavar="KEY"),
     follows: str = option(..., "The stream or super stream of the following messages.", metavar="STREAM"),
-    within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
-    grace: str = option(f"{GRACE_S:g}s", "By how much clocks may differ.", metavar="SPAN"),
+    within: float = span(..., WITHIN),
+    grace: float = span(f"{GRACE_S:g}s", "By how much clocks may differ."),
     given: CommandOptions,
 ) -> None:
     """Define an expectation: each message of a stream must be followed in time by another with the same key's value.
 
     An identical expectation that is already defined stays. `--json` prints one document: the expectation.
     """
-    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
+    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=grace)
     add_expectations(given.database_url, wanted, vhost=given.vhost)
     answer(wanted, f"{name}: {wanted.meaning}", as_json=given.as_json)
 

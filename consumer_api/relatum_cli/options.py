@@ -97,6 +97,11 @@ def option(default: Any, help: str, *names: str, **more: Any) -> Any:  # noqa: A
     return typer.Option(default, *names, help=help, show_default=default not in (None, False, "", ...), **more)
 
 
+def span(default: Any, help: str, *names: str) -> Any:  # noqa: A002 - as Typer names it
+    """Return a command's option for a time span in seconds, to be a parameter's default; see `parse_span`."""
+    return option(default, help, *names, metavar="SPAN", parser=parse_span)
+
+
 def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # noqa: A002 - as Typer names it
     """Return an option of several commands, to be a parameter's annotation; `shown`: The help shows its default."""
     return typer.Option(*names, help=help, show_default=shown, **more)
