@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, time, timedelta
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from typer.models import ArgumentInfo
@@ -107,28 +107,26 @@ def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # 
     return typer.Option(*names, help=help, show_default=shown, **more)
 
 
-BrokerUrl: TypeAlias = Annotated[str | None, shared(_BROKER, "--broker", envvar=BROKER_VARIABLE, metavar="URL")]
-StreamUrl: TypeAlias = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
-DatabaseUrl: TypeAlias = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
-Json: TypeAlias = Annotated[bool, shared("Print JSON for programs.", "--json")]
-Yes: TypeAlias = Annotated[bool, shared("Do not ask for confirmation.", "--yes")]
-StreamNames: TypeAlias = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
-LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
-Level: TypeAlias = Annotated[
+BrokerUrl = Annotated[str | None, shared(_BROKER, "--broker", envvar=BROKER_VARIABLE, metavar="URL")]
+StreamUrl = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
+DatabaseUrl = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
+Json = Annotated[bool, shared("Print JSON for programs.", "--json")]
+Yes = Annotated[bool, shared("Do not ask for confirmation.", "--yes")]
+StreamNames = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
+LookIn = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
+Level = Annotated[
     LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
-Moment: TypeAlias = Annotated[datetime, argument(f"{FORMS}.", parser=parse_moment)]
-Since: TypeAlias = Annotated[
+Moment = Annotated[datetime, argument(f"{FORMS}.", parser=parse_moment)]
+Since = Annotated[
     datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
-Until: TypeAlias = Annotated[
-    datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")
-]
-KeyNames: TypeAlias = Annotated[
+Until = Annotated[datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")]
+KeyNames = Annotated[
     list[str] | None, shared("Search by this key; repeatable. By default all keys.", "--by", "-b", metavar="KEY")
 ]
-BatchRows: TypeAlias = Annotated[int, shared("Maximum rows deleted per transaction.", min=1, max=1_000_000, shown=True)]
-Port: TypeAlias = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
+BatchRows = Annotated[int, shared("Maximum rows deleted per transaction.", min=1, max=1_000_000, shown=True)]
+Port = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
 
 
 @dataclass(frozen=True)
