@@ -8,7 +8,7 @@ from relatum.contexts import AffinitySets
 from relatum.errors import InvalidInput
 from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions, one_by_one
 from relatum_cli.options import Commands, argument, option, span
-from relatum_cli.show import Cells, answer, print_json, show
+from relatum_cli.show import Cells, answer, show
 
 affinity = Commands()
 
@@ -45,10 +45,7 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: SuperStr
     """Show one open set. `--json` prints one document."""
     with given.open_stored(AffinitySets) as sets:
         found = sets.inspect(name)
-    if given.as_json:
-        print_json(found)
-    else:
-        show([found], _COLUMNS)
+    show([found], _COLUMNS, as_json=given.as_json, json_value=found)
 
 
 @affinity.command()

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final
 
@@ -59,14 +59,18 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set. A second signal has its usual effect."""
+    """Yield an event that SIGTERM, SIGINT and the block's end set. A second signal has its usual effect."""
     stop = threading.Event()
-    with ExitStack() as handlers:
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def on_signal(*_: object) -> None:
-            stop.set()
-            handlers.close()
+    def end(*_: object) -> None:
+        stop.set()
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            handlers.callback(signal.signal, number, signal.signal(number, on_signal))
+    for number in usual:
+        signal.signal(number, end)
+    try:
         yield stop
+    finally:
+        end()

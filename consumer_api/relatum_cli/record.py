@@ -202,11 +202,9 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
                 forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
-    if given.as_json:
-        print_json(report.rows)
-    else:
-        names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
-        show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="Nothing to delete.")
+    names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
+    columns = {**names, "rows deleted": lambda row: row[1]}
+    show(report.rows.items(), columns, as_json=given.as_json, json_value=report.rows, empty="Nothing to delete.")
     for stream, error in report.failed.items():
         note(f"{stream}: not pruned: {error}")
     for error in report.failed.values():

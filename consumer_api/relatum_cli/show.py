@@ -77,18 +77,20 @@ def show(
     whole: Collection[str] = (),
     document_of: Callable[[Any], Any] = document,
     json_lines: bool = False,
+    json_value: Any = None,
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
     `columns`: A mapping; or attributes' names separated by spaces; or a function that prints a row without a table.
     `empty`: Printed if there are no rows. `whole`: Columns whose cells do not wrap. `document_of`: Converts a row.
+    `json_value`: Printed as JSON instead of the list.
     """
     rows = list(found)
     if as_json and json_lines:
         for row in rows:
             print_json(document_of(row), one_line=True)
     elif as_json:
-        print_json([document_of(row) for row in rows])
+        print_json([document_of(row) for row in rows] if json_value is None else json_value)
     elif empty and not rows:
         say(empty)
     elif callable(columns):

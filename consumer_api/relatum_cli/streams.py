@@ -141,10 +141,7 @@ class Options(BrokerOptions):
         return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
-        if self.as_json:
-            print_json(layout)
-        else:
-            show(layout, "place stream binding_key")
+        show(layout, "place stream binding_key", as_json=self.as_json, json_value=layout)
 
 
 @super_stream.command()
