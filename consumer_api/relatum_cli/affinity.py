@@ -7,8 +7,8 @@ import typer
 from relatum.contexts import AffinitySets
 from relatum.errors import InvalidInput
 from relatum_cli.contexts import LIST_MAX, Limit, Partition, PlacementOptions, SuperStreamOptions, one_by_one
-from relatum_cli.options import Commands, argument, option, parse_span
-from relatum_cli.show import Cells, answer, print_json, show
+from relatum_cli.options import Commands, argument, option, span
+from relatum_cli.show import Cells, answer, show
 
 affinity = Commands()
 
@@ -45,16 +45,11 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: SuperStr
     """Show one open set. `--json` prints one document."""
     with given.open_stored(AffinitySets) as sets:
         found = sets.inspect(name)
-    if given.as_json:
-        print_json(found)
-    else:
-        show([found], _COLUMNS)
+    show([found], _COLUMNS, as_json=given.as_json, json_value=found)
 
 
 @affinity.command()
-def close(
-    *, names: Names = None, idle: str | None = option(None, IDLE, metavar="SPAN"), given: SuperStreamOptions
-) -> None:
+def close(*, names: Names = None, idle: float | None = span(None, IDLE), given: SuperStreamOptions) -> None:
     """Close sets by name, or unused sets. A later message with the same set name opens a new set.
 
     `--json` prints one document: the number of closed sets.
@@ -63,7 +58,7 @@ def close(
         raise typer.BadParameter("give either names or --idle")
     with given.open_stored(AffinitySets) as sets:
         if idle is not None:
-            closed = sets.close_idle(parse_span(idle))
+            closed = sets.close_idle(idle)
         else:
             closed = len(one_by_one(sets.close_set, list(dict.fromkeys(names or ()))))
     answer({"closed": closed}, f"{closed:,} closed", as_json=given.as_json)

@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "related": ("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
     "around": ("find", LOOK_UP, "Show the messages around a MOMENT in all recorded streams, by time."),
     "trace": ("find", LOOK_UP, "Show all messages connected with a message or a value, and what caused what."),
-    "read": ("find", LOOK_UP, "Read messages at offsets, without the database."),
+    "read": ("streams", LOOK_UP, "Read messages at offsets, without the database."),
     "expect": ("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
     "missing": ("missing", LOOK_UP, "List the messages that should have been followed in time, and were not."),
     "web": ("servers", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),

@@ -8,25 +8,14 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from relatum.contexts import HoldStatus, Move, MoveProgress, SerializationContexts, SerialReport, forget_consumer
+from relatum.contexts import HoldStatus, Move, SerializationContexts, SerialReport, forget_consumer
 from relatum.contexts import consumers as read_consumers
 from relatum.contexts import verify as run_verify
-from relatum.errors import RelatumError
+from relatum.errors import NotFound, RelatumError
 from relatum.superstreams import describe_super_stream
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Commands, Json, ServerOptions, argument, option, shared
-from relatum_cli.show import (
-    Cells,
-    answer,
-    counted,
-    note,
-    print_error,
-    print_json,
-    progress_bars,
-    say,
-    show,
-    with_properties,
-)
+from relatum_cli.show import Cells, answer, counted, note, print_json, progress_bars, say, show, with_properties
 
 contexts = Commands()
 
@@ -70,11 +59,7 @@ class SuperStreamOptions(PlacementOptions):
     def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, noun: str = "context") -> None:
         """Call a function that moves contexts or sets, and print the result."""
         with progress_bars(f"{noun}s") as update:
-
-            def on_progress(progress: MoveProgress) -> None:
-                update("moving", progress.contexts_done, progress.contexts_all)
-
-            moves = move(*arguments, progress=on_progress)
+            moves = move(*arguments, progress=lambda each: update("moving", each.contexts_done, each.contexts_all))
         print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
         if moves and not self.as_json:
             say(f"{counted(sum(each.contexts for each in moves), noun)} in {counted(len(moves), 'move')}.")
@@ -325,8 +310,7 @@ def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: P
     Exits with code 6 if there is no consumer of that name, and with code 7 while its members run.
     """
     if not forget_consumer(given.super_stream, name, database=given.database_url, vhost=given.vhost):
-        print_error(f"{given.super_stream!r} has no consumer {name!r}: `relatum contexts consumers` lists them")
-        raise typer.Exit(ExitCode.NOT_THERE)
+        raise NotFound(f"{given.super_stream!r} has no consumer {name!r}: `relatum contexts consumers` lists them")
     say(f"{name} is forgotten.")
 
 

@@ -18,27 +18,12 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Broker, Message, StreamReader
 from relatum.recording import Recorder
-from relatum_cli.demo_flights import (
-    FLIGHTS,
-    PLANES,
-    REPEATS,
-    STREAMS,
-    WEATHER,
-    WITHIN_S,
-    Asking,
-    Data,
-    Difference,
-    Servers,
-    TimedAnswer,
-    load,
-    publish_and_record,
-)
+from relatum_cli.demo_flights import REPEATS, Asking, Data, Servers, TimedAnswer, describe, load, publish_and_record
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Json, Port, ServerOptions, option, print_exports
 from relatum_cli.servers import serve
 from relatum_cli.show import console, errors, note, print_json, print_table
 from relatum_consumer import Relations
-from relatum_consumer.expectations import Expectation, add_expectations
 from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_migrations import upgrade
 
@@ -129,12 +114,9 @@ def _activity(text: str) -> Iterator[Callable[[str], None]]:
 def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) -> dict[str, Any]:
     """Publish, ask and check; print the results unless quiet."""
     upgrade(servers.database)
-    departures = servers.stream("departures"), servers.stream(WEATHER), "airport_hour", servers.stream(FLIGHTS)
     messages = sum(map(len, data.values()))
     with _activity(f"Publishing {messages:,} messages, and recording them") as add:
         publish_s, recorded_s = publish_and_record(servers, data, add)
-    # The page shows the expectation under "Missing".
-    add_expectations(servers.database, Expectation(*departures, WITHIN_S), vhost=servers.broker.vhost)
     with (
         Relations(servers.broker, servers.database, timeout_s=TIMEOUT_S) as relations,
         StreamReader.open(servers.broker, timeout_s=TIMEOUT_S) as reader,
@@ -144,11 +126,13 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             row = asking.choose()
             flight, timed = asking.flight(row), list(asking.timed(row))
         with _activity(f"Checking {checked:,} more answers"):
-            checks = asking.check(checked, seed)
+            checks, differences = asking.check(checked, seed), asking.differences
     if not quiet:
         _print_published(data, publish_s, recorded_s)
         _print_answers(flight, timed)
-        _print_checked(checks, asking.differences)
+        _say("Checked", f"{checks:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
+        if differences:
+            print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
     return {
         "messages": messages,
         "publish_s": publish_s,
@@ -164,12 +148,12 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             for each in timed
         ],
         "checked": checks,
-        "differences": [each._asdict() for each in asking.differences],
+        "differences": [each._asdict() for each in differences],
     }
 
 
 def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
-    flights, planes, reports = (f"{len(data[name]):,}" for name in (FLIGHTS, PLANES, WEATHER))
+    planes, reports, flights = (f"{len(rows):,}" for rows in data.values())
     _say(
         "Published",
         f"{flights} flights that left New York in 2013, {planes} planes and {reports} weather reports, to three "
@@ -187,16 +171,9 @@ def _print_answers(flight: Message, timed: Sequence[TimedAnswer]) -> None:
     )
     console.print(f"{'Relatum':>69}{'scanning':>10}", style="dim")
     for each in timed:
-        answer = _describe(each.answer, each.question.stream)
         times = f"{_milliseconds(each.relatum_s):>10}{_milliseconds(each.scan_s):>10}"
-        console.print(f"{each.question.words:28}{answer:31}{times}")
+        console.print(f"{each.question.words:28}{describe(each.answer, each.question.stream):31}{times}")
     _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
-
-
-def _print_checked(checks: int, differences: Sequence[Difference]) -> None:
-    _say("Checked", f"{checks:,} more answers: {len(differences) or 'no'} differences from what was published.\n")
-    if differences:
-        print_table(differences[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 
 
 def _say(label: str, text: str) -> None:
@@ -205,15 +182,6 @@ def _say(label: str, text: str) -> None:
         label = ""
     if text.endswith("\n"):
         console.print()
-
-
-def _describe(message: Message, stream: str) -> str:
-    row: dict[str, Any] = json.loads(message.body)
-    if stream == PLANES:
-        return f"{row['manufacturer']} {row['model']}"
-    if stream == FLIGHTS:
-        return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']}, {message.time:%d %b %H:%M}"
-    return f"{row['origin']} {message.time:%d %b %H:%M}, {row['temp']} °F"
 
 
 def _milliseconds(seconds: float) -> str:
@@ -239,8 +207,7 @@ def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> Non
         print_exports(running.broker, database)
         database = reader_url(database)
     stop = threading.Event()
-    streams = [running.stream(name) for name in STREAMS]
-    recorder = Recorder(running.broker, running.database, streams)
+    recorder = Recorder(running.broker, running.database, running.streams)
     thread = threading.Thread(target=recorder.run, args=(stop,), name="relatum-demo-recorder", daemon=True)
     thread.start()
     try:

@@ -30,6 +30,7 @@ from relatum.publishing import Receipt, intercept, publish, release
 from relatum.reading import Broker, BrokerAddress, Message, StreamReader, blocking_connection
 from relatum.superstreams.connections import queue_exists
 from relatum_consumer import Answer, Relations, Status
+from relatum_consumer.expectations import Expectation, add_expectations
 
 FLIGHTS: Final = "flights"
 PLANES: Final = "planes"
@@ -133,6 +134,10 @@ class Servers:
     prefix: str = ""
     directory: Path | None = None
 
+    @property
+    def streams(self) -> list[str]:
+        return [self.stream(name) for name in STREAMS]
+
     def stream(self, name: str) -> str:
         return self.prefix + name
 
@@ -142,6 +147,8 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
 
     Returns the seconds until all messages were published, and from then until all were recorded.
     """
+    of, follows = servers.stream(WEATHER), servers.stream(FLIGHTS)
+    departures = Expectation(servers.stream("departures"), of, "airport_hour", follows, WITHIN_S)
     try:
         address = BrokerAddress.of(servers.broker)
         with blocking_connection(address, timeout_s=CONNECT_S, heartbeat_s=int(RECORDED_S)) as connection:
@@ -153,7 +160,10 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
                 published = time.perf_counter()
                 for receipt in last:
                     receipt.wait(RECORDED_S)
-                return published - began, time.perf_counter() - published
+                recorded = time.perf_counter()
+                # The page shows the expectation under "Missing".
+                add_expectations(servers.database, departures, vhost=servers.broker.vhost)
+                return published - began, recorded - published
             finally:
                 release(connection)
     except AMQPError as error:
@@ -175,7 +185,7 @@ def _properties(row: Row) -> pika.BasicProperties:
 
 
 def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
-    for name in map(servers.stream, STREAMS):
+    for name in servers.streams:
         if queue_exists(connection, name):
             text = f"a queue or stream {name!r} exists already: choose other names with --prefix"
             raise ConfigurationError(
@@ -186,7 +196,7 @@ def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
             )
     channel = connection.channel()
     arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
-    for name in map(servers.stream, STREAMS):
+    for name in servers.streams:
         channel.queue_declare(name, durable=True, arguments=arguments)
     channel.close()
 
@@ -233,6 +243,15 @@ QUESTIONS: Final = (
 )
 
 
+def describe(message: Message, stream: str) -> str:
+    row = json.loads(message.body)
+    if stream == PLANES:
+        return f"{row['manufacturer']} {row['model']}"
+    if stream == FLIGHTS:
+        return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']}, {message.time:%d %b %H:%M}"
+    return f"{row['origin']} {message.time:%d %b %H:%M}, {row['temp']} °F"
+
+
 class TimedAnswer(NamedTuple):
     """The answer to a question, and the seconds that Relatum and the scan took."""
 
@@ -272,12 +291,8 @@ class Asking:
 
     def choose(self) -> Row:
         """Return the latest flight that departed and for which all questions have answers: its scans read the most."""
-
-        def has_answers(row: Row) -> bool:
-            is_cancelled = b'"dep_time": null' in row.body
-            return not is_cancelled and all(self._expected(question, row) for question in QUESTIONS)
-
-        return next(filter(has_answers, self._data[FLIGHTS][::-1]))
+        departed: Iterator[Row] = (row for row in reversed(self._data[FLIGHTS]) if b'"dep_time": null' not in row.body)
+        return next(row for row in departed if all(self._expected(question, row) for question in QUESTIONS))
 
     def timed(self, row: Row) -> Iterator[TimedAnswer]:
         """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""

@@ -59,21 +59,18 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set. A second signal has its usual effect."""
+    """Yield an event that SIGTERM, SIGINT and the block's end set. A second signal has its usual effect."""
     stop = threading.Event()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def restore() -> None:
-        for number, handler in handlers.items():
+    def end(*_: object) -> None:
+        stop.set()
+        for number, handler in usual.items():
             signal.signal(number, handler)
 
-    def on_signal(*_: object) -> None:
-        stop.set()
-        restore()
-
-    for number in handlers:
-        signal.signal(number, on_signal)
+    for number in usual:
+        signal.signal(number, end)
     try:
         yield stop
     finally:
-        restore()
+        end()

@@ -1,46 +1,16 @@
-"""`relatum find`, `related`, `around`, `read` and `trace`: lookups, and helpers for other commands that look up."""
+"""`relatum find`, `related`, `around` and `trace`: lookups."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from relatum.common.ids import MessageId
 from relatum.errors import KeyNotDefined
-from relatum.reading import Message, StreamReader
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import (
-    FORMS,
-    LOOK_IN,
-    BrokerOptions,
-    CommandOptions,
-    Json,
-    KeyNames,
-    Level,
-    LookIn,
-    ServerOptions,
-    Since,
-    Until,
-    argument,
-    option,
-    parse_moment,
-    parse_span,
-    shared,
-)
-from relatum_cli.show import (
-    LogFormat,
-    LogLevel,
-    counted,
-    message_document,
-    print_json,
-    print_messages,
-    say,
-    set_up_logging,
-)
-from relatum_consumer import Answer, Relations, Trace
+from relatum_cli.options import LOOK_IN, KeyNames, LookIn, LookupOptions, Moment, Since, Until, argument, option, span
+from relatum_cli.show import counted, message_document, print_json, print_messages, say
+from relatum_consumer import Answer, Trace
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.traces import Tree
 
@@ -58,24 +28,7 @@ STREAMS_LISTED: Final = 100
 """Maximum number of streams in an answer's document; `streams_count` counts all."""
 
 
-class InTime(StrEnum):
-    """Which message `--time` finds."""
-
-    BEFORE = "before"
-    AFTER = "after"
-    NEAREST = "nearest"
-
-
-Limit = Annotated[int, shared("The maximum number of messages.", "--limit", "-n", min=1, shown=True)]
 Values = Annotated[list[str], argument("The key's value; for a composite key, its values in order.", "VALUE…")]
-
-
-@dataclass(frozen=True)
-class LookupOptions(CommandOptions):
-    """The options of lookups: servers, completeness, log level and output."""
-
-    complete: bool = option(False, "Also read messages that are not recorded yet, from the streams.", "--complete")
-    log_level: Level = None
 
 
 def find(
@@ -86,14 +39,14 @@ def find(
     to: list[str] | None = option(None, "The name of --streams before 0.5.", "--to", "-t", hidden=True),
     since: Since = None,
     until: Until = None,
-    limit: Limit = 20,
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         answer = relations.find(
             key, one_or_all(value), streams=names, since=since, until=until, limit=limit, complete=given.complete
         )
@@ -106,10 +59,10 @@ def related(
     offset: int = argument("The message's offset.", min=0),
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
-    in_time: InTime | None = option(
+    in_time: Literal["before", "after", "nearest"] | None = option(
         None, "Find the message before, after or nearest in time, in the one stream of --to.", "--time"
     ),
-    limit: Limit = 20,
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
@@ -119,7 +72,7 @@ def related(
         raise typer.BadParameter("--time searches one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes at most one key: give --by once")
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=given.complete)
@@ -130,63 +83,28 @@ def related(
 
 def around(
     *,
-    moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
+    moment: Moment,
     streams: LookIn = None,
-    span: str = option("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for", metavar="SPAN"),
-    before: str | None = option(None, "The time before the moment, instead of --for.", metavar="SPAN"),
-    after: str | None = option(None, "The time after the moment, instead of --for.", metavar="SPAN"),
-    limit: Limit = 20,
+    both: float = span("30s", "The time before and after the moment: 30s, 5m, 2h.", "--for"),
+    before: float | None = span(None, "The time before the moment, instead of --for."),
+    after: float | None = span(None, "The time after the moment, instead of --for."),
+    limit: int = option(20, "The maximum number of messages.", "--limit", "-n", min=1),
     given: LookupOptions,
 ) -> None:
     """If there are more than --limit, it shows those nearest to the moment. Exits with 0 (found), 6 (absent, expired,
     or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
-    before_s, after_s = (parse_span(each or span) for each in (before, after))
-    with open_relations(given, given.log_level) as relations:
+    before_s, after_s = (both if each is None else each for each in (before, after))
+    with given.relations(given.log_level) as relations:
         answer = relations.around(
             moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=given.complete
         )
     _print(answer, given.as_json)
 
 
-def read(
-    *,
-    stream: str = argument("The stream."),
-    offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
-    given: BrokerOptions,
-    as_json: Json = False,
-) -> None:
-    """Exits with code 6 at the first offset without a message, after the earlier ones. `--json` prints JSON lines."""
-    found: list[Message] = []
-    try:
-        with StreamReader.open(given.broker) as reader:
-            for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
-                if isinstance(result, Exception):
-                    raise result
-                if as_json:
-                    print_json(message_document(result), one_line=True)
-                else:
-                    found.append(result)
-    finally:
-        if found:
-            print_messages(found)
-
-
-def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> Relations:
-    """Return an open `Relations` for a command. Also sets up logging at a level; None leaves Python's default."""
-    if log_level is not None:
-        set_up_logging(LogFormat.TEXT, log_level)
-    return Relations(servers.broker, servers.database_url, **options)
-
-
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:
     """Return a key's value: a text, or a tuple for a composite key."""
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def end_with(status: str) -> None:
-    if code := CODES[status]:
-        raise typer.Exit(code)
 
 
 def incomplete_lines(found: Answer | Trace) -> list[str]:
@@ -202,7 +120,7 @@ def _print(answer: Answer, as_json: bool) -> None:
             print_messages(answer)
         for line in _lines(answer):
             say(line)
-    end_with(answer.status)
+    raise typer.Exit(CODES[answer.status])
 
 
 def _lines(answer: Answer) -> list[str]:
@@ -264,33 +182,26 @@ def trace(
     (`relatum keys add --names`), arrows lead from cause to effect. Exits with 0 (found), 6 (no other message is
     connected), 8 (not recorded yet: there may be more) or 11 (unproven). `--json` prints one document.
     """
-    if is_message and not _is_offset(value):
+    is_offset = len(value) == 1 and re.fullmatch("[0-9]{1,19}", value[0])
+    if is_message and not is_offset:
         raise typer.BadParameter("--message needs a stream and one offset")
-    with open_relations(given, given.log_level) as relations:
+    with given.relations(given.log_level) as relations:
         options: dict[str, Any] = {"by": by, "streams": streams, "complete": given.complete}
         options |= {"since": since, "until": until, "hops": hops, "limit": limit, "fan_out": fan_out}
-        found = _traced(relations, name, value, options, is_message=is_message)
+        try:
+            start: Any = relations.read(name, int(value[0])) if is_message else (name, one_or_all(value))
+            found = relations.trace(start, **options)
+        except KeyNotDefined as error:
+            if is_message or error.key != name or not is_offset:
+                raise
+            found = relations.trace(relations.read(name, int(value[0])), **options)
     if given.as_json:
         messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
         print_json(found.to_document() | {"messages": messages})
     else:
-        start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
-        say("\n".join((*tree_lines(found, start), *_trace_lines(found))))
-    end_with(found.status)
-
-
-def _traced(relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool) -> Trace:
-    if not is_message:
-        try:
-            return relations.trace((name, one_or_all(value)), **options)
-        except KeyNotDefined as error:
-            if error.key != name or not _is_offset(value):
-                raise
-    return relations.trace(relations.read(name, int(value[0])), **options)
-
-
-def _is_offset(value: list[str]) -> bool:
-    return len(value) == 1 and value[0].isascii() and value[0].isdigit() and len(value[0]) < 20
+        first = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
+        say("\n".join((*tree_lines(found, first), *_trace_lines(found))))
+    raise typer.Exit(CODES[found.status])
 
 
 def _trace_lines(found: Trace) -> list[str]:
@@ -329,11 +240,8 @@ def tree_lines(found: Trace, start: str) -> Iterator[str]:
             for row in (stem, *below):
                 label = "" if row.key is None or (is_value and row is stem) else _CONNECTED[row.kind].format(row.key)
                 indent = "  " * (1 + is_value + row.depth)
-                yield f"{indent}{label}{label and ': '}{_shown(found.messages[row.message])}"
+                message = found.messages[row.message]
+                moment = message.time.isoformat(sep=" ", timespec="milliseconds") if message.time else "no time"
+                yield f"{indent}{label}{label and ': '}{message.id}  {moment}"
     for key, number in tree.unknown:
         yield f"  {found.messages[number].id} names {key.key} = {key.value}: not found"
-
-
-def _shown(message: Message) -> str:
-    moment = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
-    return f"{message.id}  {moment}"

@@ -1,6 +1,5 @@
 """`relatum groups`: lists incomplete groups; shows one group, or a group consumer."""
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import typer
@@ -8,8 +7,7 @@ import typer
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum_cli.exits import ExitCode
-from relatum_cli.find import open_relations
-from relatum_cli.options import CommandOptions, StreamNames, option, parse_span
+from relatum_cli.options import CommandOptions, StreamNames, option, span
 from relatum_cli.show import Cells, lease_text, print_json, print_table, ranges_text, show, with_properties
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupReport
 
@@ -22,7 +20,7 @@ OLDER_THAN: Final = "List groups whose first message is at least this old: secon
 def groups(
     *,
     streams: StreamNames = None,
-    older_than: float | None = option(None, OLDER_THAN, metavar="SPAN", parser=parse_span),
+    older_than: float | None = span(None, OLDER_THAN),
     group: str | None = option(None, "Show only this group.", metavar="ID"),
     consumer: str | None = option(None, "Show only this group consumer.", metavar="NAME"),
     recorded: bool = option(False, "Use only the index; do not read unrecorded messages.", "--recorded"),
@@ -37,7 +35,7 @@ def groups(
     if consumer is not None and streams:
         raise typer.BadParameter("--consumer shows all streams of the consumer: do not name streams")
     names = streams or None
-    with open_relations(given) as relations:
+    with given.relations() as relations:
         if consumer is not None:
             _print_consumer(relations.group_consumer_status(consumer), given.as_json)
         elif group is not None:
@@ -77,7 +75,15 @@ def _print_group(group: Group, as_json: bool) -> None:
         lists = {"messages": messages, "duplicates": duplicates, "expired": group.expired}
         print_json(_position_document(position) | lists)
     else:
-        print_table(_group_facts(group), title=f"group {group.group_id}")
+        facts = [
+            ("complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"),
+            ("there", position.seen),
+            ("missing", _missing_text(position)),
+            ("last", _last_text(position)),
+            ("wrong", ", ".join(position.anomalies) or None),
+            ("expired", ", ".join(map(str, group.expired)) or None),
+        ]
+        print_table(facts, title=f"group {group.group_id}")
         rows = [*((each, "") for each in messages), *((each, "duplicate") for each in duplicates)]
         columns: Cells = {
             "number": lambda row: row[0]["sequence"],
@@ -88,18 +94,7 @@ def _print_group(group: Group, as_json: bool) -> None:
         }
         if rows:
             show(rows, columns)
-    if code := _code_of(group, position):
-        raise typer.Exit(code)
-
-
-def _group_facts(group: Group) -> Iterator[tuple[str, Any]]:
-    position = group.position
-    yield "complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"
-    yield "there", position.seen
-    yield "missing", _missing_text(position)
-    yield "last", _last_text(position)
-    yield "wrong", ", ".join(position.anomalies) or None
-    yield "expired", ", ".join(map(str, group.expired)) or None
+    raise typer.Exit(_code_of(group, position))
 
 
 def _message_document(message: Message) -> dict[str, Any]:

@@ -1,25 +1,14 @@
 """`relatum missing` lists the messages that were not followed in time; `relatum expect` manages expectations."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 import typer
 
 from relatum_cli.exits import ExitCode
-from relatum_cli.find import open_relations
-from relatum_cli.options import (
-    CommandOptions,
-    Commands,
-    Level,
-    ServerOptions,
-    Since,
-    Until,
-    argument,
-    option,
-    parse_span,
-)
-from relatum_cli.show import answer, counted, moment_text, print_json, print_table, say, show
+from relatum_cli.options import CommandOptions, Commands, Level, ServerOptions, Since, Until, argument, option, span
+from relatum_cli.show import answer, counted, moment_text, print_table, say, show
 from relatum_consumer import MissingReport, UnmetExpectation
 from relatum_consumer.expectations import (
     GRACE_S,
@@ -55,28 +44,21 @@ def missing(
     (due messages are not recorded yet) or 11 (some cannot be known). Messages that are not due yet do not count.
     `--json` prints one document, a list with a report for each expectation.
     """
-    with open_relations(given, log_level, timeout_s=timeout) as relations:
+    with given.relations(log_level, timeout_s=timeout) as relations:
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
-    if given.as_json:
-        print_json(reports)
-    else:
-        _print(reports)
-    code = max((_CODES[report.status] for report in reports), key=list(_CODES.values()).index, default=ExitCode.OK)
-    if code:
-        raise typer.Exit(code)
+    show(reports, _print, as_json=given.as_json, empty=NOTHING_EXPECTED)
+    codes = [_CODES[report.status] for report in reports]
+    raise typer.Exit(max(codes, key=list(_CODES.values()).index, default=ExitCode.OK))
 
 
-def _print(reports: Sequence[MissingReport]) -> None:
-    if not reports:
-        say(NOTHING_EXPECTED)
-    for report in reports:
-        expectation = report.expectation
-        say(f"{expectation.name}: {expectation.meaning}")
-        found = [*report.late, *report.missing, *report.not_known]
-        if found:
-            print_table(map(_cells, found), ("", "stream", "offset", expectation.by, "time", "due", "came"))
-        say("\n".join(_lines(report)))
+def _print(report: MissingReport) -> None:
+    expectation = report.expectation
+    say(f"{expectation.name}: {expectation.meaning}")
+    found = [*report.late, *report.missing, *report.not_known]
+    if found:
+        print_table(map(_cells, found), ("", "stream", "offset", expectation.by, "time", "due", "came"))
+    say("\n".join(_lines(report)))
 
 
 def _cells(unmet: UnmetExpectation) -> Iterable[str]:
@@ -114,15 +96,15 @@ def add(
     of: str = option(..., "The stream or super stream whose messages must be followed.", metavar="STREAM"),
     by: str = option(..., "The key whose value both messages share.", metavar="KEY"),
     follows: str = option(..., "The stream or super stream of the following messages.", metavar="STREAM"),
-    within: float = option(..., WITHIN, metavar="SPAN", parser=parse_span),
-    grace: str = option(f"{GRACE_S:g}s", "By how much clocks may differ.", metavar="SPAN"),
+    within: float = span(..., WITHIN),
+    grace: float = span(f"{GRACE_S:g}s", "By how much clocks may differ."),
     given: CommandOptions,
 ) -> None:
     """Define an expectation: each message of a stream must be followed in time by another with the same key's value.
 
     An identical expectation that is already defined stays. `--json` prints one document: the expectation.
     """
-    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
+    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=grace)
     add_expectations(given.database_url, wanted, vhost=given.vhost)
     answer(wanted, f"{name}: {wanted.meaning}", as_json=given.as_json)
 

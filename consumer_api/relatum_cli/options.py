@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, time, timedelta
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from typer.models import ArgumentInfo
 
 from relatum.errors import ConfigurationError
-from relatum_cli.show import LogLevel, note
+from relatum_cli.logs import LogLevel, set_up_logging
+from relatum_cli.show import note
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from relatum.reading import Broker
+    from relatum_consumer import Relations
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -38,6 +40,7 @@ _MISSING: Final = (
     "no URL of {}: give {} or set {} to {}; to try Relatum, `relatum up` runs both servers and prints their URLs"
 )
 ALL_STREAMS: Final = "Streams and super streams; by default all recorded streams."
+NOTHING_RECORDED: Final = "No stream is recorded yet. `relatum record STREAM` records one."
 LOOK_IN: Final = "Search this stream or super stream; repeatable. By default all recorded streams."
 
 FORMS: Final = "2026-11-22T12:03, 2026-11-22, 12:03, -5m or now; in UTC, or with a zone such as +01:00 at the end"
@@ -94,32 +97,36 @@ def option(default: Any, help: str, *names: str, **more: Any) -> Any:  # noqa: A
     return typer.Option(default, *names, help=help, show_default=default not in (None, False, "", ...), **more)
 
 
+def span(default: Any, help: str, *names: str) -> Any:  # noqa: A002 - as Typer names it
+    """Return a command's option for a time span in seconds, to be a parameter's default; see `parse_span`."""
+    return option(default, help, *names, metavar="SPAN", parser=parse_span)
+
+
 def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # noqa: A002 - as Typer names it
     """Return an option of several commands, to be a parameter's annotation; `shown`: The help shows its default."""
     return typer.Option(*names, help=help, show_default=shown, **more)
 
 
-BrokerUrl: TypeAlias = Annotated[str | None, shared(_BROKER, "--broker", envvar=BROKER_VARIABLE, metavar="URL")]
-StreamUrl: TypeAlias = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
-DatabaseUrl: TypeAlias = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
-Json: TypeAlias = Annotated[bool, shared("Print JSON for programs.", "--json")]
-Yes: TypeAlias = Annotated[bool, shared("Do not ask for confirmation.", "--yes")]
-StreamNames: TypeAlias = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
-LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
-Level: TypeAlias = Annotated[
+BrokerUrl = Annotated[str | None, shared(_BROKER, "--broker", envvar=BROKER_VARIABLE, metavar="URL")]
+StreamUrl = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
+DatabaseUrl = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
+Json = Annotated[bool, shared("Print JSON for programs.", "--json")]
+Yes = Annotated[bool, shared("Do not ask for confirmation.", "--yes")]
+StreamNames = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
+LookIn = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
+Level = Annotated[
     LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
-Since: TypeAlias = Annotated[
+Moment = Annotated[datetime, argument(f"{FORMS}.", parser=parse_moment)]
+Since = Annotated[
     datetime | None, shared(f"Only messages from this time on: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
-Until: TypeAlias = Annotated[
-    datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")
-]
-KeyNames: TypeAlias = Annotated[
+Until = Annotated[datetime | None, shared("Only messages before this time.", parser=parse_moment, metavar="MOMENT")]
+KeyNames = Annotated[
     list[str] | None, shared("Search by this key; repeatable. By default all keys.", "--by", "-b", metavar="KEY")
 ]
-BatchRows: TypeAlias = Annotated[int, shared("Maximum rows deleted per transaction.", min=1, max=1_000_000, shown=True)]
-Port: TypeAlias = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
+BatchRows = Annotated[int, shared("Maximum rows deleted per transaction.", min=1, max=1_000_000, shown=True)]
+Port = Annotated[int, shared("The page's port; 0: a free port.", min=0, max=65_535, shown=True)]
 
 
 @dataclass(frozen=True)
@@ -171,12 +178,28 @@ class DatabaseOptions:
 class ServerOptions(DatabaseOptions, BrokerOptions):
     """The options for broker and database; see `Commands`."""
 
+    def relations(self, log_level: LogLevel | None = None, **options: Any) -> "Relations":
+        """Return an open `Relations`. Also sets up logging at a level; None leaves Python's default."""
+        from relatum_consumer import Relations
+
+        if log_level is not None:
+            set_up_logging("text", log_level)
+        return Relations(self.broker, self.database_url, **options)
+
 
 @dataclass(frozen=True)
 class CommandOptions(ServerOptions):
     """The options for broker and database, and `--json`; see `Commands`."""
 
     as_json: Json = False
+
+
+@dataclass(frozen=True)
+class LookupOptions(CommandOptions):
+    """The options of lookups: servers, output, completeness and log level; see `Commands`."""
+
+    complete: bool = option(False, "Also read messages that are not recorded yet, from the streams.", "--complete")
+    log_level: Level = None
 
 
 def print_exports(broker: "Broker", database_url: str) -> None:
@@ -189,17 +212,16 @@ def print_exports(broker: "Broker", database_url: str) -> None:
 
 def _with_fields(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each dataclass parameter by its fields: options, or arguments before the command's other arguments."""
-    hints = get_type_hints(command, include_extras=True)
-    classes: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    classes: dict[str, Any] = {}
     arguments: list[Parameter] = []
     others: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name not in classes:
+        if not is_dataclass(parameter.annotation):
             others.append(parameter)
             continue
-        types = get_type_hints(classes[name], include_extras=True)
-        for each in fields(classes[name]):
-            found = Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
+        classes[name] = parameter.annotation
+        for each in signature(classes[name]).parameters.values():
+            found = each.replace(kind=Parameter.KEYWORD_ONLY)
             (arguments if isinstance(each.default, ArgumentInfo) else others).append(found)
     parameters = [*arguments, *others]
 

@@ -14,21 +14,18 @@ from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, 
 from relatum.recording.forgetting import check_free
 from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
-from relatum_cli.options import BatchRows, CommandOptions, ServerOptions, StreamNames, Yes, argument, option
-from relatum_cli.show import (
-    Cells,
-    LogFormat,
-    LogLevel,
-    answer,
-    confirm,
-    counted,
-    note,
-    print_json,
-    progress_bars,
-    say,
-    set_up_logging,
-    show,
+from relatum_cli.logs import LogFormat, LogLevel, set_up_logging
+from relatum_cli.options import (
+    NOTHING_RECORDED,
+    BatchRows,
+    CommandOptions,
+    ServerOptions,
+    StreamNames,
+    Yes,
+    argument,
+    option,
 )
+from relatum_cli.show import Cells, answer, confirm, counted, note, print_json, progress_bars, say, show
 
 DIFFERENCES_SHOWN: Final = 20
 """Maximum number of differences printed as text for each stream."""
@@ -46,8 +43,8 @@ def record(
     metrics_host: str = option("127.0.0.1", "The address on which to serve the metrics."),
     holder: str | None = option(None, "This recorder's name in `relatum status`; by default host and process id."),
     database_connections: int = option(RECORDER_CONNECTIONS_MAX, "Maximum connections to PostgreSQL.", min=1),
-    log_format: LogFormat = option(LogFormat.TEXT, "The format of log lines."),
-    log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
+    log_format: LogFormat = option("text", "The format of log lines."),
+    log_level: LogLevel = option("info", "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
     """After either signal, it finishes its current batch and stops. It waits while the broker or the database is
@@ -101,9 +98,8 @@ def backfill(
                     note(f"{name}: skipped, because the broker no longer has this stream")
                 else:
                     failed.append(error)
-    empty = "No stream is recorded yet. `relatum record STREAM` records one."
     columns = {each: each for each in ("stream", "messages", "rows")} | {"seconds": "{0.seconds:.1f}".format}
-    show(reports, columns, as_json=given.as_json, empty=empty)
+    show(reports, columns, as_json=given.as_json, empty=NOTHING_RECORDED)
     for each in failed[1:]:
         note(str(each))
     if failed:
@@ -206,11 +202,9 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
                 forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
-    if given.as_json:
-        print_json(report.rows)
-    else:
-        names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
-        show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="Nothing to delete.")
+    names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
+    columns = {**names, "rows deleted": lambda row: row[1]}
+    show(report.rows.items(), columns, as_json=given.as_json, json_value=report.rows, empty="Nothing to delete.")
     for stream, error in report.failed.items():
         note(f"{stream}: not pruned: {error}")
     for error in report.failed.values():

@@ -76,10 +76,7 @@ def mcp(*, shown: DisplayOptions, servers: ServerOptions) -> None:
 
 
 def serve(options: WebOptions, begin: Mapping[str, str] | None = None, *, query: str = "") -> None:
-    """Serve the page, and print its URL, until SIGTERM or Ctrl-C.
-
-    `begin`: The `stream` and `offset` of a message whose URL is printed, too. `query`: The query of the printed URL.
-    """
+    """Serve the page until SIGTERM or Ctrl-C. Print its URL with `query`, and the URL of the message `begin`."""
     with stop_signals() as stopped, served(options) as server:
         typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
         where = "" if begin is None else f" Begin at {server.url}message?{urlencode(begin)}"

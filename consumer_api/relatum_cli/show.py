@@ -1,4 +1,4 @@
-"""Output of commands: data goes to stdout; errors, logs and progress go to stderr.
+"""Output of commands: data goes to stdout; errors and progress go to stderr.
 
 If stdout is not a terminal, tables are tab-separated, and nothing is cut, folded, boxed or coloured: a program may read
 the output, or a person on another terminal.
@@ -8,13 +8,12 @@ import base64
 import errno
 import io
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
+from enum import Enum
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -42,12 +41,10 @@ Cells: TypeAlias = Mapping[str, str | Callable[[Any], Any]]
 
 
 class _Console(Console):
-    """Prints text literally, without markup and emoji. Replaces control characters, which can move the cursor, by dots.
-
-    A non-empty NO_COLOR turns off all escape sequences: https://no-color.org
-    """
+    """Prints text without markup and emoji, and with dots for control characters, which can move the cursor."""
 
     def __init__(self, **options: Any) -> None:
+        # https://no-color.org
         options |= {"color_system": None} if os.environ.get("NO_COLOR") else {}
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
@@ -73,31 +70,36 @@ def print_error(message: str) -> None:
 
 def show(
     found: Iterable[Any],
-    columns: Cells | str,
+    columns: Cells | str | Callable[[Any], None],
     *,
     as_json: bool = False,
     empty: str = "",
     whole: Collection[str] = (),
     document_of: Callable[[Any], Any] = document,
     json_lines: bool = False,
+    json_value: Any = None,
 ) -> None:
     """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
-    `columns`: A mapping, or attributes' names separated by spaces. `empty`: Printed instead of a table without rows.
-    `whole`: Columns whose cells do not wrap. `document_of`: Converts a row. `json_lines`: One JSON line per row.
+    `columns`: A mapping; or attributes' names separated by spaces; or a function that prints a row without a table.
+    `empty`: Printed if there are no rows. `whole`: Columns whose cells do not wrap. `document_of`: Converts a row.
+    `json_value`: Printed as JSON instead of the list.
     """
     rows = list(found)
     if as_json and json_lines:
         for row in rows:
             print_json(document_of(row), one_line=True)
     elif as_json:
-        print_json([document_of(row) for row in rows])
-    elif rows or not empty:
+        print_json([document_of(row) for row in rows] if json_value is None else json_value)
+    elif empty and not rows:
+        say(empty)
+    elif callable(columns):
+        for row in rows:
+            columns(row)
+    else:
         named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}
         cells = [attrgetter(each) if isinstance(each, str) else each for each in named.values()]
         print_table(([cell(row) for cell in cells] for row in rows), named, whole=whole)
-    else:
-        say(empty)
 
 
 def print_table(
@@ -217,65 +219,6 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
         yield update
 
 
-_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""The attributes of every log record; all other attributes are fields, from `extra`."""
-
-
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
-
-
-def _at(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message, fields, and an error's traceback."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": _at(record), "level": record.levelname.lower(), "logger": record.name}
-        line |= {"message": record.getMessage(), **_extra(record)}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
-class TextFormatter(logging.Formatter):
-    """Formats a record as text: time, level, message, then fields as name=value."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
-        line = f"{_at(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def set_up_logging(log_format: LogFormat, level: str) -> None:
-    """Send the logs of this process to stderr.
-
-    `level`: The lowest level for Relatum's logs; that of other packages is WARNING.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    # Relatum's errors and logs report the failures that pika logs, too.
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
-    logging.getLogger("relatum").setLevel(level.upper())
-
-
 def confirm(question: str) -> None:
     """Ask a question on stderr, and end the command unless the answer on stdin is yes."""
     # Click's `confirm` would write a blank to stdout, and exit with code 1.
@@ -290,16 +233,13 @@ def confirm(question: str) -> None:
 
 
 class _Stdout(io.FileIO):
-    """The file behind stdout. If a write fails, the command ends with code 13, or 141 if the reader closed the pipe.
-
-    Output after that, while the interpreter ends, is dropped.
-    """
+    """The file behind stdout. If a write fails, the command ends with code 13, or 141 if the reader closed the pipe."""
 
     is_lost = False
 
     def write(self, data: Any) -> int:
         if self.is_lost:
-            return len(data)
+            return len(data)  # drops output while the interpreter ends
         try:
             return super().write(data)
         except OSError as error:

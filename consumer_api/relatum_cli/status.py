@@ -14,8 +14,8 @@ from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.exits import ExitCode
-from relatum_cli.options import CommandOptions, DatabaseOptions, Json, argument, option
-from relatum_cli.show import lease_text, moment_text, print_json, print_table, ranges_text, say, show, with_properties
+from relatum_cli.options import NOTHING_RECORDED, CommandOptions, DatabaseOptions, Json, argument, option
+from relatum_cli.show import lease_text, moment_text, print_table, ranges_text, show, with_properties
 
 
 def status(
@@ -33,39 +33,28 @@ def status(
     if collector:
         broker = given.broker if given.broker_url else None
         collectors = collector_status(given.database_url, streams or None, broker=broker)
-        if given.as_json:
-            print_json(collectors)
-        elif not collectors:
-            say("There are no collectors. A collector's first member creates it.")
-        else:
-            for each in collectors:
-                _print_collector(each)
+        empty = "There are no collectors. A collector's first member creates it."
+        show(collectors, _print_collector, as_json=given.as_json, empty=empty)
         return
     broker = given.broker
     if streams:
         with given.engine() as engine, translated_errors(), engine.connect() as connection:
             check_recorded(connection, broker.vhost, streams)
     found = status_of(broker, given.database_url, streams or None)
-    if given.as_json:
-        print_json(found)
-    elif not found:
-        say("No stream is recorded yet. `relatum record STREAM` records one.")
-    else:
-        for stream in found:
-            print_table(_facts(stream), title=_title(stream))
+    show(found, _print_stream, as_json=given.as_json, empty=NOTHING_RECORDED)
     for stream in found if streams else ():
         # Raise the error after all output. A missing stream is a normal status, not an error.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
 
 
-def _title(stream: StreamStatus) -> str:
+def _print_stream(stream: StreamStatus) -> None:
     name = f"{stream.stream} (partition of {stream.super_stream})" if stream.super_stream else stream.stream
     remedies = {
         "unattended": f": no recorder follows it now; relatum record {quote(stream.super_stream or stream.stream)}",
         "deleted": f": relatum forget {quote(stream.stream)} deletes what was recorded",
     }
-    return f"{name}: {stream.state}{remedies.get(stream.state, '')}"
+    print_table(_facts(stream), title=f"{name}: {stream.state}{remedies.get(stream.state, '')}")
 
 
 def _facts(stream: StreamStatus) -> Iterator[tuple[str, Any]]:
@@ -125,12 +114,8 @@ def outcome(
     """
     with Outcomes(given.database_url) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())
-    if as_json:
-        print_json([_document(each) for each in found])
-    else:
-        for first in found:
-            for each in (first, *first.others):
-                print_outcome(each)
+    rows = found if as_json else [each for first in found for each in (first, *first.others)]
+    show(rows, print_outcome, as_json=as_json, document_of=_document)
     statuses = {each.status for each in found}
     if statuses & {OutcomeStatus.FAILED, OutcomeStatus.DEAD}:
         raise typer.Exit(ExitCode.UNSUCCESSFUL)

@@ -1,4 +1,4 @@
-"""`relatum tap`, `untap` and `super-stream`: copying exchanges into streams, and super streams."""
+"""`relatum tap`, `untap`, `read` and `super-stream`: copying exchanges into streams, reading streams, super streams."""
 
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -10,10 +10,12 @@ import typer
 from relatum import tapping
 from relatum.common.checks import size_text
 from relatum.common.documents import document
+from relatum.common.ids import MessageId
+from relatum.reading import Message, StreamReader
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, delete_super_stream, describe_super_stream
 from relatum.superstreams.connections import KEPT
 from relatum_cli.options import BrokerOptions, CommandOptions, Commands, Json, Yes, argument, option, parse_span
-from relatum_cli.show import Cells, answer, confirm, print_json, say, show
+from relatum_cli.show import Cells, answer, confirm, message_document, print_json, print_messages, say, show
 
 _COLUMNS: Final[Cells] = {
     "exchange": "exchange",
@@ -100,6 +102,29 @@ def _document(tap: tapping.Tap) -> dict[str, Any]:
     return {"type" if name == "kind" else name: value for name, value in document(tap).items()}
 
 
+def read(
+    *,
+    stream: str = argument("The stream."),
+    offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
+    given: BrokerOptions,
+    as_json: Json = False,
+) -> None:
+    """Exits with code 6 at the first offset without a message, after the earlier ones. `--json` prints JSON lines."""
+    found: list[Message] = []
+    try:
+        with StreamReader.open(given.broker) as reader:
+            for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
+                if isinstance(result, Exception):
+                    raise result
+                if as_json:
+                    print_json(message_document(result), one_line=True)
+                else:
+                    found.append(result)
+    finally:
+        if found:
+            print_messages(found)
+
+
 super_stream = Commands()
 
 KEYS = "A partition's binding key, instead of a number. Repeat it for each partition, in order."
@@ -116,10 +141,7 @@ class Options(BrokerOptions):
         return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
-        if self.as_json:
-            print_json(layout)
-        else:
-            show(layout, "place stream binding_key")
+        show(layout, "place stream binding_key", as_json=self.as_json, json_value=layout)
 
 
 @super_stream.command()

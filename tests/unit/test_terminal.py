@@ -31,8 +31,8 @@ from relatum.reading import Message
 from relatum_cli import show
 from relatum_cli.app import COMMANDS, app, load
 from relatum_cli.exits import ExitCode, exit_code_of
+from relatum_cli.logs import JsonFormatter, TextFormatter
 from relatum_cli.options import parse_span
-from relatum_cli.show import JsonFormatter, TextFormatter
 from relatum_cli.status import print_outcome
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"

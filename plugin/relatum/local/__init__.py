@@ -32,11 +32,7 @@ class LocalServers:
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        durable: bool = True,
-        start_timeout_s: float = 120.0,
+        self, directory: str | os.PathLike[str], *, durable: bool = True, start_timeout_s: float = 120.0
     ) -> None:
         self.directory = checked_directory(directory)
         self.rabbitmq = LocalRabbitMQ(self.directory / "rabbitmq", start_timeout_s=start_timeout_s)

@@ -119,11 +119,7 @@ class LocalPostgreSQL(LocalServer):
     _abandon_signal = signal.SIGQUIT  # immediate shutdown: like a crash, but it removes shared memory
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        durable: bool = True,
-        start_timeout_s: float = 120.0,
+        self, directory: str | os.PathLike[str], *, durable: bool = True, start_timeout_s: float = 120.0
     ) -> None:
         super().__init__(directory, start_timeout_s=start_timeout_s)
         self._durable = durable

@@ -1,7 +1,6 @@
 """A private RabbitMQ from the installation on the machine."""
 
 import os
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +56,6 @@ class LocalRabbitMQ(LocalServer):
 
     name = "RabbitMQ"
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET, DISTRIBUTION_OFFSET)
-    _abandon_signal = signal.SIGKILL  # the server leaves nothing outside its directory
 
     def __init__(
         self,

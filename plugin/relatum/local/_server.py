@@ -104,9 +104,7 @@ class LocalServer(ABC):
     @property
     def pids(self) -> list[int]:
         """The ids of the server's processes, the main process first; empty if the server is not running."""
-        if self._supervisor is None or not self.running:
-            return []
-        return _supervisor.descendants(self._supervisor.pid)
+        return _supervisor.descendants(self._supervisor.pid) if self._supervisor and self.running else []
 
     def last_lines(self, count: int = LAST_LINES) -> str:
         """Return at most `count` last lines of output since the latest start; "" if this object has not started it."""
@@ -129,11 +127,7 @@ class LocalServer(ABC):
         self.await_answer()
 
     def launch(self) -> None:
-        """Start the server, and return before it answers. Call `await_answer` next.
-
-        Raises:
-            ServerStartFailed: As `start`.
-        """
+        """Start the server, and return before it answers. Call `await_answer` next. Raises errors as `start` does."""
         if self.running:
             return
         if sys.platform != "linux":
@@ -164,11 +158,7 @@ class LocalServer(ABC):
             ) from error
 
     def await_answer(self) -> None:
-        """Wait until the launched server answers.
-
-        Raises:
-            ServerStartFailed: As `start`.
-        """
+        """Wait until the launched server answers. Raises errors as `start` does."""
         deadline = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if not self.running:
@@ -288,10 +278,10 @@ class Identity:
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
         """Return the identity in `file`, with a new base port if its ports are in use; create it if it is missing."""
         stored = cls(**json.loads(file.read_text())) if file.exists() else None
-        if stored is not None and _is_free(stored.port, offsets):
-            return stored
-        identity = cls(free_port(offsets), stored.password if stored else secrets.token_hex(16))
-        write_private(file, json.dumps(asdict(identity)))
+        port = free_port(offsets, stored.port if stored else None)
+        identity = cls(port, stored.password if stored else secrets.token_hex(16))
+        if identity != stored:
+            write_private(file, json.dumps(asdict(identity)))
         return identity
 
 
@@ -310,29 +300,22 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
         return claims.pop_all()
 
 
-def free_port(offsets: Sequence[int]) -> int:
-    """Return a random base port for which each `port + offset` can be claimed."""
+def free_port(offsets: Sequence[int], preferred: int | None = None) -> int:
+    """Return the preferred base port or a random one for which each `port + offset` can be claimed."""
     for _ in range(PORT_TRIES_MAX):
-        port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
-        if _is_free(port, offsets):
+        port = preferred or PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
+        preferred = None
+        with suppress(OSError):
+            claim(port, offsets).close()
             return port
     raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}: stop other programs there.")
-
-
-def _is_free(port: int, offsets: Sequence[int]) -> bool:
-    try:
-        claim(port, offsets).close()
-    except OSError:
-        return False
-    return True
 
 
 def write_private(file: Path, text: str) -> None:
     """Write a file that only this user can ever read. If the process is killed, the file is complete or missing."""
     temporary = file.with_name(f"{file.name}.new")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
+    temporary.touch(0o600)
+    temporary.write_text(text)
     temporary.replace(file)
 
 
