@@ -138,15 +138,16 @@ async def test_a_tag_that_another_publish_gives_back(amqp_url: str, stream_name:
 async def test_properties_that_another_wrapper_copies(amqp_url: str, stream_name: str) -> None:
     """A message that was sent with a copy of its properties is not taken for unsent."""
     async with open_way(amqp_url) as way:
+        relatum.release(way.connection)
         underlay = await way.channel.get_underlay_channel()
-        ours: Any = underlay.basic_publish
 
         async def copying(*args: Any, properties: Any, **options: Any) -> Any:
             return await type(underlay).basic_publish(
                 underlay, *args, properties=pickle.loads(pickle.dumps(properties)), **options
             )
 
-        ours.replaced, way.proxy.mode = copying, "blackhole_replies"
+        underlay.basic_publish, way.proxy.mode = copying, "blackhole_replies"
+        relatum.intercept(way.connection)
         task = asyncio.create_task(way.publish(stream_name))
         await until(lambda: len(underlay.confirmations) == 1)
         way.proxy.reset()

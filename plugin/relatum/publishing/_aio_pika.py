@@ -9,7 +9,7 @@ import asyncio
 import copy
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from struct import Struct
@@ -31,7 +31,7 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.publishing._interception import ATTRIBUTE, AfterCall, Interception, LateBound, install, uninstall
+from relatum.publishing._interception import ATTRIBUTE, Interception, install, uninstall
 from relatum.publishing._locate import SentMessage
 from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish
 
@@ -49,41 +49,39 @@ _CACHED_NAMES_MAX: Final = 4096
 """Encoded header names that are cached."""
 
 
-class _Publisher(LateBound):
+class _Publisher:
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        # Pass no proxy here: aiormq's method would read each attribute of its channel through the proxy.
-        super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
-        self._interception = interception
+        self.interception = interception
         frame_bytes_max = underlay.connection.connection_tune.frame_max
         self._stamper = interception.stamper(frame_bytes_max, read_property=_read_property)
         refuse_in_child(self, "an intercepted connection")
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def publish(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Publish a stamped message. Arguments, result and errors before sending are aiormq's."""
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
-        if not self._interception.active or body is None or not _is_stampable(given):
+        if not self.interception.active or body is None or not _is_stampable(given):
             # Pass the call through: the connection was released, or aiormq refuses the arguments.
-            return await self.__wrapped__(*args, **kwargs)
+            return await original(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
-        if not self._interception.can_publish_now:
-            await self._interception.wait_for_definitions()
+        if not self.interception.can_publish_now:
+            await self.interception.wait_for_definitions()
         stamp = self._stamper.stamp(
             properties.headers, properties.message_id or None, properties.timestamp, properties, body
         )
         properties.headers, properties.message_id = stamp.headers, stamp.message_id
         kwargs["properties"] = properties
         exchange, routing_key = kwargs.get("exchange", ""), kwargs.get("routing_key", "")
-        self._interception.watch(exchange, routing_key)
+        self.interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self._interception.options.confirm_timeout_s
+            kwargs["timeout"] = self.interception.options.confirm_timeout_s
         sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
-        counts, before = self._interception.counts, self._underlay.delivery_tag
+        counts, before = self.interception.counts, self._underlay.delivery_tag
         if isinstance(properties, OwnProperties):
             properties.channel = self._underlay
         try:
-            result = await self.__wrapped__(*args, **kwargs)
+            result = await original(*args, **kwargs)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
@@ -113,42 +111,21 @@ class _Publisher(LateBound):
         # After a time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator_or_error(), until)
+        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), until)
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 
-class _UnderlayGetter(LateBound):
-    """Replaces a channel's `get_underlay_channel` and intercepts the aiormq channel it returns."""
-
-    def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
-        # A robust connection restores channels that are referenced. This reference must not count, so it is weak.
-        super().__init__(weakref.ref(channel), "get_underlay_channel")
-        self._interception = interception
-
-    async def __call__(self) -> Any:
-        try:
-            underlay = await self.__wrapped__()
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            raise AMQPConnectionError("the connection was lost") from error
-        current = vars(underlay).get("basic_publish")
-        is_intercepted = isinstance(current, _Publisher) and current._interception is self._interception
-        if self._interception.active and not is_intercepted:
-            uninstall(underlay, "basic_publish")
-            install(underlay, "basic_publish", _Publisher(underlay, self._interception))
-        return underlay
-
-
 def intercept(connection: Any, interception: Interception) -> None:
-    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
+    def channel(original: Callable[[], Any], _connection: Any, *args: Any, **kwargs: Any) -> Any:
+        opened = original()(*args, **kwargs)
         if interception.active:
-            _intercept_channel(channel, interception)
+            _intercept_channel(opened, interception)
+        return opened
 
     setattr(connection, ATTRIBUTE, interception)
-    install(connection, "channel", AfterCall(weakref.ref(connection), "channel", on_channel))
-    for channel in _channels(connection):
-        _intercept_channel(channel, interception)
+    install(connection, "channel", channel)
+    for each in _channels(connection):
+        _intercept_channel(each, interception)
 
 
 def release(connection: Any) -> None:
@@ -159,6 +136,7 @@ def release(connection: Any) -> None:
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None:
             uninstall(underlay, "basic_publish")
+            vars(underlay).pop(ATTRIBUTE, None)
     uninstall(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
@@ -181,9 +159,34 @@ def is_cancelled() -> bool:
 
 
 def _intercept_channel(channel: Any, interception: Interception) -> None:
+    async def get_underlay_channel(original: Callable[[], Any], _channel: Any) -> Any:
+        try:
+            underlay = await original()()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise AMQPConnectionError("the connection was lost") from error
+        if interception.active:
+            _intercept_underlay(underlay, interception)
+        return underlay
+
     setattr(channel, ATTRIBUTE, interception)
     uninstall(channel, "get_underlay_channel")
-    install(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
+    install(channel, "get_underlay_channel", get_underlay_channel)
+
+
+def _intercept_underlay(underlay: Any, interception: Interception) -> None:
+    """Intercept an aiormq channel, once."""
+    if vars(underlay).get(ATTRIBUTE) is interception:
+        return
+    publisher = _Publisher(underlay, interception)
+
+    async def basic_publish(original: Callable[[], Any], _underlay: Any, *args: Any, **kwargs: Any) -> Any:
+        return await publisher.publish(original(), *args, **kwargs)
+
+    setattr(underlay, ATTRIBUTE, interception)
+    uninstall(underlay, "basic_publish")
+    install(underlay, "basic_publish", basic_publish)
 
 
 def _channels(connection: Any) -> Iterator[Any]:

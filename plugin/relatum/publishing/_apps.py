@@ -10,7 +10,7 @@ Each process that publishes has its own interception, which its first publishing
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import signature
 from types import ModuleType
@@ -27,7 +27,6 @@ from relatum.publishing._interception import (
     Interception,
     Options,
     PublisherCounts,
-    Replacement,
     install,
     uninstall,
 )
@@ -123,31 +122,22 @@ class Celery:
                 "a function cannot read a key from a Celery task's body, which kombu encodes: use a header, a property "
                 "or a body:$.… path"
             )
-        install(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
+
+        @contextmanager
+        def producer_or_acquire(original: Callable[[], Any], _app: Any, producer: Any = None) -> Iterator[Any]:
+            with original()(producer) as acquired:
+                # In tests, the broker may be in memory. A task that sends tasks may pass on our producer.
+                needs_stamps = not isinstance(acquired, _Producer) and interceptions.active
+                is_amqp = needs_stamps and acquired.connection.get_transport_cls().driver_type == "amqp"
+                yield _Producer(acquired, interceptions) if is_amqp else acquired
+
+        install(app, "producer_or_acquire", producer_or_acquire)
         setattr(app, ATTRIBUTE, interceptions)
 
     @staticmethod
     def release(app: Any) -> None:
         uninstall(app, "producer_or_acquire")
         delattr(app, ATTRIBUTE)
-
-
-class _Producers(Replacement):
-    def __init__(
-        self, wrapped: Callable[..., AbstractContextManager[Any]], interceptions: ProcessInterceptions
-    ) -> None:
-        self.__wrapped__ = wrapped
-        self._interceptions = interceptions
-
-    @contextmanager
-    def __call__(self, producer: Any = None) -> Iterator[Any]:
-        with self.__wrapped__(producer) as acquired:
-            # In an application's tests, the broker may be in memory. A task that sends tasks may pass on our producer.
-            needs_stamps = not isinstance(acquired, _Producer) and self._interceptions.active
-            if not needs_stamps or acquired.connection.get_transport_cls().driver_type != "amqp":
-                yield acquired
-            else:
-                yield _Producer(acquired, self._interceptions)
 
 
 class _Producer:

@@ -4,7 +4,9 @@ import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from time import monotonic
+from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pika import BlockingConnection
@@ -311,73 +313,48 @@ def interception_of(connection: object) -> Any:
 # --- replaced methods of one object; classes are not changed ----------------------------------------------------------
 
 
-class Replacement:
-    """Replaces a method of one object and imitates it: decorators check a method's name, and whether it is awaited.
-
-    `replaced` is the attribute that the object itself had before, or None; `__wrapped__` is the replaced method.
-    """
+class _Replacement(partial[Any]):
+    """Stands in for a method. `replaced` is the attribute that the object itself had before, or None."""
 
     replaced: Any = None
 
-    @property
-    def __class__(self) -> Any:
-        """The class of the replaced method: `inspect` and `unittest.mock` recognise methods by it."""
-        return self.__wrapped__.__class__
 
-    @__class__.setter
-    def __class__(self, kind: Any) -> None:
-        # `relatum.common.processes` sets the class to disable the object in a forked child.
-        vars(object)["__class__"].__set__(self, kind)
+def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method of one object by `function(original, owner, …)`, which looks like the method.
 
-    def __getattr__(self, name: str) -> Any:
-        # `inspect` reads attributes, such as the code object, to see whether a function returns a coroutine.
-        if name == "__wrapped__" or not vars(self):
-            raise AttributeError(name)  # `copy` creates the object before it sets the attributes.
-        return getattr(self.__wrapped__, name)
+    `original()` returns the method to call: its class may be instrumented later.
+    """
+    replaced = vars(owner).get(name)
+
+    def original() -> Any:
+        return getattr(type(owner), name).__get__(owner) if replaced is None else replaced
+
+    setattr(owner, name, _imitation(owner, original, function, replaced))
 
 
-class LateBound(Replacement):
-    """Looks up the replaced method at each call: its class may be instrumented later. `owner` returns the object."""
-
-    def __init__(self, owner: Callable[[], Any], name: str) -> None:
-        self._owner = owner
-        self._name = name
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The object's method, or the replacement that another library had set."""
-        if self.replaced is not None:
-            return self.replaced
-        owner = self._owner()
-        return getattr(type(owner), self._name).__get__(owner)
-
-
-class AfterCall(LateBound):
-    """Wraps a client's method: calls the method, then `after(result, *args, **kwargs)`."""
-
-    def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
-        super().__init__(owner, name)
-        self._after = after
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.__wrapped__(*args, **kwargs)
-        self._after(result, *args, **kwargs)
-        return result
-
-
-def install(owner: Any, name: str, replacement: Replacement) -> None:
-    replacement.replaced = vars(owner).get(name)
-    wrapped = replacement.__wrapped__
-    # `__getattr__` does not find these two: the replacement's class defines them.
-    replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
-    setattr(owner, name, replacement)
+def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., Any], replaced: Any) -> Any:
+    """Return a method that `inspect`, decorators and weak references take for the original one."""
+    wrapped = original()
+    if isinstance(wrapped, MethodType):
+        replacement = update_wrapper(_Replacement(function, original), wrapped.__func__)
+        imitation: Any = MethodType(replacement, owner)
+    else:
+        imitation = replacement = update_wrapper(_Replacement(function, original, owner), wrapped)
+        # OpenTelemetry's instrumentation of pika sets and restores this attribute. The method stays intercepted then.
+        bare = getattr(wrapped, "_original_function", None)
+        if bare is not None:
+            replacement._original_function = _imitation(owner, lambda: bare, function, bare)
+    replacement.replaced = replaced
+    return imitation
 
 
 def uninstall(owner: Any, name: str) -> None:
     """Restore the original method. Later wrappers of other libraries stay."""
     current = vars(owner).get(name)
-    if isinstance(current, Replacement):
-        if current.replaced is None:
+    replacement = current.__func__ if type(current) is MethodType else current
+    # `isinstance` would also be true for another library's proxy of a replacement.
+    if type(replacement) is _Replacement:
+        if replacement.replaced is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, current.replaced)
+            setattr(owner, name, replacement.replaced)
