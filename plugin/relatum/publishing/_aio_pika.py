@@ -7,12 +7,9 @@ exchanges, including restored ones and the default one. Instrumentation of `Exch
 
 import asyncio
 import copy
-import struct
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
-from struct import Struct
 from time import monotonic, time
 from typing import Any, Final
 
@@ -21,7 +18,6 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
-from pamqp.encode import encode_table_value
 
 from relatum.common.processes import refuse_in_child
 from relatum.errors import (
@@ -37,16 +33,6 @@ from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, re
 
 NAME: Final = "aio-pika"
 """The client's name in metrics."""
-
-_LENGTH: Final = Struct(">I").pack
-_SHORT: Final = Struct("B").pack
-_OCTETS: Final = frozenset({"delivery_mode", "priority"})
-_TEXTS: Final = frozenset(Basic.Properties.__slots__) - _OCTETS - {"headers", "timestamp"}
-_NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name that pamqp sends. It truncates longer names and warns each time."""
-
-_CACHED_NAMES_MAX: Final = 4096
-"""Encoded header names that are cached."""
 
 
 class _Publisher:
@@ -204,17 +190,6 @@ def _channels(connection: Any) -> Iterator[Any]:
     yield from dict.fromkeys(channels)
 
 
-# --- properties, encoded in half of pamqp's time ----------------------------------------------------------------------
-
-
-@lru_cache(_CACHED_NAMES_MAX)
-def _encoded_name(name: Any) -> bytes:
-    encoded = name.encode() if isinstance(name, str) else b""
-    if not 0 < len(encoded) <= _NAME_BYTES_MAX:
-        raise TypeError("pamqp must encode or refuse this header name")
-    return _SHORT(len(encoded)) + encoded
-
-
 class OwnProperties(Basic.Properties):
     """Properties that Relatum creates for one message. `delivery_tag` is the message's, once aiormq has encoded it.
 
@@ -235,32 +210,6 @@ class OwnProperties(Basic.Properties):
         """Return the properties alone: a copy is another message's, and a channel cannot be pickled."""
         parts: Any = super().__getstate__()
         return {}, parts[1]
-
-    def encode_property(self, name: str, value: Any) -> bytes:
-        try:
-            if type(value) is str and name in _TEXTS:
-                text = value.encode()
-                return _SHORT(len(text)) + text
-            if type(value) is dict:
-                return _table(value)
-            if name in _OCTETS and isinstance(value, int):
-                return _SHORT(value)
-        except (TypeError, struct.error):
-            pass  # pamqp encodes the value or raises its own error.
-        return super().encode_property(name, value)
-
-
-def _table(headers: dict[Any, Any]) -> bytes:
-    pieces: list[bytes] = []
-    for name, value in sorted(headers.items()):
-        pieces.append(_encoded_name(name))
-        if type(value) is str:
-            text = value.encode()
-            pieces += (b"S", _LENGTH(len(text)), text)
-        else:
-            pieces.append(encode_table_value(value))
-    table = b"".join(pieces)
-    return _LENGTH(len(table)) + table
 
 
 def copy_of(given: Basic.Properties) -> Basic.Properties:
