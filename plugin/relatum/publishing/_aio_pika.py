@@ -51,8 +51,7 @@ class _Publisher:
             # Pass the call through: the connection was released, or aiormq refuses the arguments.
             return await original(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
-        if not self.interception.can_publish_now:
-            await self.interception.wait_for_definitions()
+        await self.interception.wait_for_definitions()
         stamp = self._stamper.stamp(
             properties.headers, properties.message_id or None, properties.timestamp, properties, body
         )

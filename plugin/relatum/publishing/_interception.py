@@ -167,7 +167,6 @@ class Interception:
         self._watch_again_at = monotonic() + _WATCH_AGAIN_S
         self._recorder: EmbeddedRecorder | None = None
         self._agreement_deadline_s = monotonic() + AGREE_S
-        self._publishes_waiting = 0
         self._agreement_lock = asyncio.Lock()
         self._locator: Locator | None = None
         self.records = options.database is not None and options.recorder == "embedded"
@@ -218,22 +217,11 @@ class Interception:
         if self.options.on_invalid == "raise":
             self.agreement.check()
 
-    @property
-    def can_publish_now(self) -> bool:
-        """Whether a publish can skip `wait_for_definitions`."""
-        return not self._publishes_waiting and (self.agreement.is_asked or monotonic() >= self._agreement_deadline_s)
-
     async def wait_for_definitions(self) -> None:
         """Wait up to a second after `intercept` for the database's key definitions. Publishes keep their order."""
-        if self.can_publish_now:
-            return
-        self._publishes_waiting += 1
-        try:
-            async with self._agreement_lock:
-                if not self.agreement.is_asked:
-                    await in_thread(None, self.agreement.wait, self._agreement_deadline_s - monotonic())
-        finally:
-            self._publishes_waiting -= 1
+        async with self._agreement_lock:
+            if not self.agreement.is_asked and (left_s := self._agreement_deadline_s - monotonic()) > 0:
+                await in_thread(None, self.agreement.wait, left_s)
 
     @property
     def locator(self) -> Locator:

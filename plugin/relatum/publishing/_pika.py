@@ -7,6 +7,8 @@ and class. Other instrumentation may wrap the interceptor, or be wrapped by it.
 import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from inspect import signature
+from operator import attrgetter
 from struct import Struct
 from time import monotonic, time
 from typing import Any, Final
@@ -59,6 +61,13 @@ _LONG_MAX: Final = 2**63 - 1
 _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
 _CACHED_MAX: Final = 4096
 """Encoded short strings that are cached."""
+
+_NAMES: Final = tuple(signature(BasicProperties).parameters)
+_values: Final = attrgetter(*_NAMES)
+_unusual: Final = attrgetter(*sorted({*_NAMES} - {"content_type", "headers", "delivery_mode", "message_id"}))
+"""Returns the properties that pika encodes."""
+
+_NONE: Final = _unusual(BasicProperties())
 
 
 class Publisher:
@@ -274,22 +283,8 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
     def encode(self) -> list[bytes]:
         """Return the same bytes as pika's method, which encodes unusual properties."""
         message_id, content_type = self.message_id, self.content_type
-        if not (
-            type(message_id) is str
-            and len(message_id) == _ID_LENGTH
-            and message_id.isascii()
-            and (content_type is None or type(content_type) is str)
-            and self.content_encoding is None
-            and self.priority is None
-            and self.correlation_id is None
-            and self.reply_to is None
-            and self.expiration is None
-            and self.timestamp is None
-            and self.type is None
-            and self.user_id is None
-            and self.app_id is None
-            and self.cluster_id is None
-        ):
+        is_own_id = type(message_id) is str and len(message_id) == _ID_LENGTH and message_id.isascii()
+        if not is_own_id or _unusual(self) != _NONE or not (content_type is None or type(content_type) is str):
             return BasicProperties.encode(self)  # type: ignore[no-any-return]
         flags = self.FLAG_MESSAGE_ID
         pieces: list[bytes] = []
@@ -330,19 +325,6 @@ def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id
         copied.headers, copied.message_id = headers, message_id
         return copied
     # An object whose dictionary is filled without the initialiser is slower to encode.
-    return OwnProperties(
-        given.content_type,
-        given.content_encoding,
-        headers,
-        given.delivery_mode,
-        given.priority,
-        given.correlation_id,
-        given.reply_to,
-        given.expiration,
-        message_id,
-        given.timestamp,
-        given.type,
-        given.user_id,
-        given.app_id,
-        given.cluster_id,
-    )
+    properties = OwnProperties(*_values(given))
+    properties.headers, properties.message_id = headers, message_id
+    return properties
