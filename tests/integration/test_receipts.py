@@ -100,6 +100,9 @@ def test_a_message_with_copies_has_a_place_in_each_stream(
         assert relatum.publish(channel, "", stream, b"").wait()
     assert receipt.wait() == tuple((stream, 0) for stream in sorted([place.stream, other_stream]))
     assert receipt.streams is None
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    copied = relatum.publish(channel, "", queue, b"", pika.BasicProperties(headers={"CC": [other_stream]}))
+    assert copied.wait() == ((other_stream, 2),)
 
 
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:

@@ -172,7 +172,8 @@ class Receipt(_PublishedMessage):
 
         Args:
             timeout_s: Seconds to search. None (default): at least 10, and enough to prove absence if possible.
-            streams: The streams to search. Default: those that exchange and routing key route to.
+            streams: The streams to search. Default: those that exchange and routing key route to, which prove no
+                absence if the exchange may route elsewhere, or the message has the header CC or BCC.
 
         Returns:
             The message's places, one for each stream it is in, ordered by the stream's name.
