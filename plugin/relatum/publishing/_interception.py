@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, update_wrapper
+from functools import lru_cache, partial, update_wrapper
 from time import monotonic
 from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -49,7 +49,7 @@ RELEASE_S: Final = 2.0
 """Seconds that `release` may take."""
 
 _WATCH_AGAIN_S: Final = 60.0
-"""Seconds after which the recorder asks the broker again for the streams of a pair that is still used."""
+"""Seconds after which the recorder is told again of a pair that is still used."""
 
 _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
@@ -163,8 +163,7 @@ class Interception:
         self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
-        self._watched: set[tuple[str | bytes, str | bytes]] = set()
-        self._watch_again_at = monotonic() + _WATCH_AGAIN_S
+        self._watch: Callable[[Any, Any, float], None] | None = None
         self._recorder: EmbeddedRecorder | None = None
         self._agreement_deadline_s = monotonic() + AGREE_S
         self._agreement_lock = asyncio.Lock()
@@ -172,7 +171,10 @@ class Interception:
         self.records = options.database is not None and options.recorder == "embedded"
         """Whether this process records the streams that the connection publishes to."""
         if options.database is not None and (self.records or options.definitions):
-            self._recorder = _embedded.acquire(self, self.address(), options.database, options.definitions)
+            recorder = self._recorder = _embedded.acquire(self, self.address(), options.database, options.definitions)
+            if self.records:
+                # Once in each period, so that the recorder finds streams that were declared or bound since.
+                self._watch = lru_cache(_WATCHED_MAX)(lambda exchange, key, _period: recorder.watch(exchange, key))
             for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
@@ -250,21 +252,10 @@ class Interception:
         self.agreement.check()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Make the embedded recorder, if any, record the streams of a route. A cached route costs a set lookup.
-
-        Values that are not names are ignored: the client refuses them.
-        """
-        recorder = self._recorder if self.records else None
-        if recorder is None or not (isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes))):
-            return
-        now = monotonic()
-        if now >= self._watch_again_at or len(self._watched) >= _WATCHED_MAX:
-            # Then the recorder asks the broker again, and finds streams that were declared or bound since.
-            self._watched.clear()
-            self._watch_again_at = now + _WATCH_AGAIN_S
-        if (exchange, routing_key) not in self._watched:
-            self._watched.add((exchange, routing_key))
-            recorder.watch(exchange, routing_key)
+        """Make the embedded recorder, if any, record the streams of a route. The client refuses what is no name."""
+        watch = self._watch
+        if watch is not None and isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes)):
+            watch(exchange, routing_key, monotonic() // _WATCH_AGAIN_S)
 
     def release(self) -> None:
         """Stop stamping, and release the recorder and the connections for reading.
@@ -274,7 +265,7 @@ class Interception:
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
-        recorder, self._recorder = self._recorder, None
+        recorder, self._recorder, self._watch = self._recorder, None, None
         locator, self._locator = self._locator, None
         if recorder is not None and not _embedded.release(self, recorder):
             # Other connections use the recorder.

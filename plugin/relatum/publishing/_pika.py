@@ -76,7 +76,6 @@ class Publisher:
         self.interception = interception
         self.connection = connection
         self._stamper = interception.stamper(connection.params.frame_max)
-        self._records = interception.records
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
         """The last delivery tag of a callback channel in confirm mode, counted from the publishes; else None."""
@@ -112,8 +111,7 @@ class Publisher:
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
         properties = self._stamped(properties or None, body)
-        if self._records:
-            interception.watch(exchange, routing_key)
+        interception.watch(exchange, routing_key)
         frames, began = self.connection.frames_sent, (monotonic(), time())
         has_returned = False
         try:
@@ -170,11 +168,10 @@ class Publisher:
         if isinstance(error, NackError):
             # One of several queues can refuse a message that another has accepted.
             return outcome(PublishNacked, error, in_stream=False if sent[0] == "" else None)
-        code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker):
-            is_refused = code in REFUSAL_CODES or refuses_message(error.reply_text)
+            is_refused = error.reply_code in REFUSAL_CODES or refuses_message(error.reply_text)
         else:
-            is_refused = code in MALFORMED
+            is_refused = isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error)
         unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), self.final_at(error))
