@@ -329,11 +329,17 @@ def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., 
 
 def uninstall(owner: Any, name: str) -> None:
     """Restore the original method. Later wrappers of other libraries stay."""
-    current = vars(owner).get(name)
-    replacement = current.__func__ if type(current) is MethodType else current
-    # `isinstance` would also be true for another library's proxy of a replacement.
-    if type(replacement) is _Replacement:
+    replacement = installed(owner, name)
+    if replacement is not None:
         if replacement.replaced is None:
             delattr(owner, name)
         else:
             setattr(owner, name, replacement.replaced)
+
+
+def installed(owner: Any, name: str) -> _Replacement | None:
+    """Return what replaces a method now; None if it is the original, or a later wrapper of another library."""
+    current = vars(owner).get(name)
+    replacement = current.__func__ if type(current) is MethodType else current
+    # `isinstance` would also be true for another library's proxy of a replacement.
+    return replacement if type(replacement) is _Replacement else None
