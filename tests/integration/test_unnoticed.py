@@ -55,7 +55,7 @@ def looks(owner: Any) -> dict[str, tuple[Any, ...]]:
         if inspect.isfunction(inspect.getattr_static(type(owner), name)):
             method = getattr(owner, name)
             whose = getattr(method, "__self__", None) is owner and WeakMethod(method)() == method
-            written = (method.__name__, method.__qualname__, method.__module__, method.__doc__)
+            written = (method.__name__, method.__qualname__, method.__module__, method.__doc__, method.__code__)
             kinds = [kind(method) for kind in (inspect.ismethod, inspect.isroutine, inspect.iscoroutinefunction)]
             found[name] = (*written, str(inspect.signature(method)), whose, *kinds)
     return found

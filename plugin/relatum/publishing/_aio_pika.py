@@ -59,8 +59,9 @@ class _Publisher:
         kwargs["properties"] = properties
         exchange, routing_key = kwargs.get("exchange", ""), kwargs.get("routing_key", "")
         self.interception.watch(exchange, routing_key)
-        if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self.interception.options.confirm_timeout_s
+        timeout_s = self.interception.options.confirm_timeout_s
+        if timeout_s is not None and kwargs.get("timeout") is None:
+            kwargs["timeout"] = timeout_s
         sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
         counts, before = self.interception.counts, self._underlay.delivery_tag
         if isinstance(properties, OwnProperties):

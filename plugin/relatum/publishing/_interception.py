@@ -297,6 +297,10 @@ class _Replacement(partial[Any]):
 
     replaced: Any = None
 
+    def __getattr__(self, name: str) -> Any:
+        # Other libraries read a function's attributes, such as its code object.
+        return getattr(vars(self)["__wrapped__"], name)
+
 
 def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Replace a method of one object by `function(original, owner, …)`, which looks like the method.
