@@ -139,7 +139,7 @@ class PlaceSearch:
     """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
     `ends`: the offsets after the last messages of the possible streams, queried after the confirm; infinity if a stream
-    cannot be read now. Empty if the streams are known exactly.
+    cannot be read now. Empty if the streams are known exactly, or are too many.
     `recorded_to`: how far those streams were recorded before the last query of the places.
     """
 
@@ -164,9 +164,8 @@ class PlaceSearch:
         """
         if self.where.is_exact:
             return not self.missing
-        if not self.places or len(self.missing) > _AWAITED_STREAMS_MAX:
-            return bool(self.places)
-        return all(self.recorded_to.get(name, 0) >= end for name, end in self.ends.items() if name in self.missing)
+        is_recorded = (self.recorded_to.get(name, 0) >= end for name, end in self.ends.items() if name in self.missing)
+        return bool(self.places) and all(is_recorded)
 
 
 class Locator:

@@ -55,13 +55,11 @@ class _PublishedMessage:
             return found
         if found and not is_exact:
             return found
-        note = ""
+        note = "its streams are unknown: name them in intercept(…, streams=[…])"
         if missing:
-            note = f" ({'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))})"
-        elif not is_exact:
-            note = " (its streams are unknown: name them in intercept(…, streams=[…]))"
+            note = f"{'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))}"
         raise NotRecordedInTime(
-            f"message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)}{note}: "
+            f"message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)} ({note}): "
             "wait again, or check that a recorder runs (`relatum status`)",
             found=found,
             in_stream=True if is_exact or found else None,
