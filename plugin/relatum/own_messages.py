@@ -109,14 +109,8 @@ class DirectPublisher(Closing):
     def publish(self, stream: str, body: bytes, properties: BasicProperties) -> None:
         """Publish a message and wait for its confirm.
 
-        Raises:
-            PublishUnroutable: the stream does not exist.
-            PublishNacked: the broker refused the message.
-            PublishRejected: the broker will never accept this message, which is too large or malformed.
-            InvalidInput: the properties cannot be encoded; nothing was sent.
-            HeadersRefused: the properties do not fit into a frame (field `bytes_max`: their maximum); nothing was sent.
-            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-            AccessRefused: the broker refuses the login, or the user may not write to the default exchange.
+        Raises a `PublishError`, `BrokerUnavailable` or `AccessRefused`; `InvalidInput` if nothing was sent, such as
+        `HeadersRefused` for properties that do not fit into a frame (field `bytes_max`: their maximum).
         """
         size = _encoded_bytes(properties)
         with self._lock:
@@ -209,15 +203,10 @@ class DeadLetters(Closing):
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
 
     def publish(self, message: Message, reason: str, **headers: str | int | bool) -> None:
-        """Publish a message as a dead letter and wait for the confirm.
+        """Publish a message as a dead letter and wait for the confirm. Raises as `DirectPublisher.publish`.
 
-        The dead letter has the message's body, properties and headers, the given `headers`, and `relatum_dead_reason`,
-        `relatum_dead_stream` and `relatum_dead_offset`. Properties and headers that AMQP 0.9.1 cannot send (a
-        correlation id over 255 bytes, headers larger than a frame) are left out and named in `relatum_dead_left_out`.
-
-        Raises:
-            InvalidInput, DataError: the message cannot become a dead letter; nothing was sent.
-            RelatumError: as `DirectPublisher.publish`.
+        Properties and headers that AMQP 0.9.1 cannot send (a correlation id over 255 bytes, headers larger than a
+        frame) are left out and named in `relatum_dead_left_out`.
         """
         added: dict[str, Any] = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         added |= {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
@@ -254,8 +243,7 @@ class DeadLetterPublisher:
     def run(self) -> dict[MessageId, str]:
         """Publish the remaining messages; return the ids of those that cannot become dead letters, with the reasons.
 
-        Raises:
-            Transient, AccessRefused, PublishNacked, PublishUnroutable: the broker may accept them later; call again.
+        Raises errors that a later call may not meet.
         """
         while self._pending:
             message, reason = self._pending[0]

@@ -64,18 +64,25 @@ async def open_way(amqp_url: str, **options: Any) -> AsyncIterator[Way]:
 
 @pytest.mark.parametrize("connect", CONNECT)
 async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> None:
-    """Channels, exchanges and the underlying channel that were open before publish with ids too."""
+    """Channels, exchanges and underlying channels that were open before publish with ids too, also a narrow one."""
     async with await connect(amqp_url) as connection:
         channel = await connection.channel()
         queue = await queue_of(channel)
         exchange = await channel.declare_exchange(unique_name(), auto_delete=True)
         await queue.bind(exchange, "key")
+        narrowed = await connection.channel()
+        underlay = await narrowed.get_underlay_channel()
+
+        async def narrow(body: bytes, *, routing_key: str, properties: Any = None) -> Any:
+            return await type(underlay).basic_publish(underlay, body, routing_key=routing_key, properties=properties)
+
+        underlay.basic_publish = narrow
         relatum.intercept(connection)
         await exchange.publish(aio_pika.Message(b"1"), "key")
         await channel.default_exchange.publish(aio_pika.Message(b"2"), queue.name)
-        underlay = await channel.get_underlay_channel()
-        await underlay.basic_publish(b"3", routing_key=queue.name)
-        for _ in range(3):
+        for each in (channel, narrowed):
+            await (await each.get_underlay_channel()).basic_publish(b"3", routing_key=queue.name)
+        for _ in range(4):
             assert time_us_of((await get(queue)).message_id)
 
 
@@ -138,15 +145,16 @@ async def test_a_tag_that_another_publish_gives_back(amqp_url: str, stream_name:
 async def test_properties_that_another_wrapper_copies(amqp_url: str, stream_name: str) -> None:
     """A message that was sent with a copy of its properties is not taken for unsent."""
     async with open_way(amqp_url) as way:
+        relatum.release(way.connection)
         underlay = await way.channel.get_underlay_channel()
-        ours: Any = underlay.basic_publish
 
         async def copying(*args: Any, properties: Any, **options: Any) -> Any:
             return await type(underlay).basic_publish(
                 underlay, *args, properties=pickle.loads(pickle.dumps(properties)), **options
             )
 
-        ours.replaced, way.proxy.mode = copying, "blackhole_replies"
+        underlay.basic_publish, way.proxy.mode = copying, "blackhole_replies"
+        relatum.intercept(way.connection)
         task = asyncio.create_task(way.publish(stream_name))
         await until(lambda: len(underlay.confirmations) == 1)
         way.proxy.reset()

@@ -12,7 +12,7 @@ import billiard
 import pytest
 from celery import Celery
 from celery.local import Proxy
-from kombu import Connection, pools
+from kombu import Connection, Producer, pools
 
 import relatum
 from relatum.errors import KeyDefinitionConflict
@@ -98,6 +98,7 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     threads = {thread.name for thread in threading.enumerate()}
     relatum.intercept(ours, database=database_url)
     with ours.producer_or_acquire() as producer:
+        assert isinstance(producer, Producer)
         for is_stamped in (True, False):
             # The last positional argument is the exchange.
             producer.publish(b"", queue, 2, False, False, 0, None, None, None, None, None, "")

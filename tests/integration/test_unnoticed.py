@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import aio_pika
 import pika
@@ -53,8 +54,8 @@ def looks(owner: Any) -> dict[str, tuple[Any, ...]]:
     for name in dir(type(owner)):
         if inspect.isfunction(inspect.getattr_static(type(owner), name)):
             method = getattr(owner, name)
-            whose = getattr(method, "__self__", None) is owner
-            written = (method.__name__, method.__qualname__, method.__module__, method.__doc__)
+            whose = getattr(method, "__self__", None) is owner and WeakMethod(method)() == method
+            written = (method.__name__, method.__qualname__, method.__module__, method.__doc__, method.__code__)
             kinds = [kind(method) for kind in (inspect.ismethod, inspect.isroutine, inspect.iscoroutinefunction)]
             found[name] = (*written, str(inspect.signature(method)), whose, *kinds)
     return found

@@ -7,12 +7,9 @@ exchanges, including restored ones and the default one. Instrumentation of `Exch
 
 import asyncio
 import copy
-import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
-from struct import Struct
 from time import monotonic, time
 from typing import Any, Final
 
@@ -21,7 +18,6 @@ from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
-from pamqp.encode import encode_table_value
 
 from relatum.common.processes import refuse_in_child
 from relatum.errors import (
@@ -31,59 +27,47 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.publishing._interception import ATTRIBUTE, AfterCall, Interception, LateBound, install, uninstall
+from relatum.publishing._interception import ATTRIBUTE, Interception, install, uninstall
 from relatum.publishing._locate import SentMessage
 from relatum.publishing._publish_outcome import Unsettled, final_at, outcome, refuses_publish
 
 NAME: Final = "aio-pika"
 """The client's name in metrics."""
 
-_LENGTH: Final = Struct(">I").pack
-_SHORT: Final = Struct("B").pack
-_OCTETS: Final = frozenset({"delivery_mode", "priority"})
-_TEXTS: Final = frozenset(Basic.Properties.__slots__) - _OCTETS - {"headers", "timestamp"}
-_NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name that pamqp sends. It truncates longer names and warns each time."""
 
-_CACHED_NAMES_MAX: Final = 4096
-"""Encoded header names that are cached."""
-
-
-class _Publisher(LateBound):
+class _Publisher:
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        # Pass no proxy here: aiormq's method would read each attribute of its channel through the proxy.
-        super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
-        self._interception = interception
+        self.interception = interception
         frame_bytes_max = underlay.connection.connection_tune.frame_max
         self._stamper = interception.stamper(frame_bytes_max, read_property=_read_property)
         refuse_in_child(self, "an intercepted connection")
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def publish(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Publish a stamped message. Arguments, result and errors before sending are aiormq's."""
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
-        if not self._interception.active or body is None or not _is_stampable(given):
+        if not self.interception.active or body is None or not _is_stampable(given):
             # Pass the call through: the connection was released, or aiormq refuses the arguments.
-            return await self.__wrapped__(*args, **kwargs)
+            return await original(*args, **kwargs)
         properties = OwnProperties(delivery_mode=1) if given is None else copy_of(given)
-        if not self._interception.can_publish_now:
-            await self._interception.wait_for_definitions()
+        await self.interception.wait_for_definitions()
         stamp = self._stamper.stamp(
             properties.headers, properties.message_id or None, properties.timestamp, properties, body
         )
         properties.headers, properties.message_id = stamp.headers, stamp.message_id
         kwargs["properties"] = properties
         exchange, routing_key = kwargs.get("exchange", ""), kwargs.get("routing_key", "")
-        self._interception.watch(exchange, routing_key)
-        if kwargs.get("timeout") is None:
-            kwargs["timeout"] = self._interception.options.confirm_timeout_s
+        self.interception.watch(exchange, routing_key)
+        timeout_s = self.interception.options.confirm_timeout_s
+        if timeout_s is not None and kwargs.get("timeout") is None:
+            kwargs["timeout"] = timeout_s
         sent = exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic(), time()
-        counts, before = self._interception.counts, self._underlay.delivery_tag
+        counts, before = self.interception.counts, self._underlay.delivery_tag
         if isinstance(properties, OwnProperties):
             properties.channel = self._underlay
         try:
-            result = await self.__wrapped__(*args, **kwargs)
+            result = await original(*args, **kwargs)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
@@ -113,42 +97,21 @@ class _Publisher(LateBound):
         # After a time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(SentMessage.of(*sent), self._interception.locator_or_error(), until)
+        unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), until)
         return outcome(PublishOutcomeUnknown, error, settle=unsettled.settle_async)
 
 
-class _UnderlayGetter(LateBound):
-    """Replaces a channel's `get_underlay_channel` and intercepts the aiormq channel it returns."""
-
-    def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
-        # A robust connection restores channels that are referenced. This reference must not count, so it is weak.
-        super().__init__(weakref.ref(channel), "get_underlay_channel")
-        self._interception = interception
-
-    async def __call__(self) -> Any:
-        try:
-            underlay = await self.__wrapped__()
-        except asyncio.CancelledError as error:
-            if is_cancelled():
-                raise
-            raise AMQPConnectionError("the connection was lost") from error
-        current = vars(underlay).get("basic_publish")
-        is_intercepted = isinstance(current, _Publisher) and current._interception is self._interception
-        if self._interception.active and not is_intercepted:
-            uninstall(underlay, "basic_publish")
-            install(underlay, "basic_publish", _Publisher(underlay, self._interception))
-        return underlay
-
-
 def intercept(connection: Any, interception: Interception) -> None:
-    def on_channel(channel: Any, *_args: Any, **_kwargs: Any) -> None:
+    def channel(original: Callable[[], Any], _connection: Any, *args: Any, **kwargs: Any) -> Any:
+        opened = original()(*args, **kwargs)
         if interception.active:
-            _intercept_channel(channel, interception)
+            _intercept_channel(opened, interception)
+        return opened
 
     setattr(connection, ATTRIBUTE, interception)
-    install(connection, "channel", AfterCall(weakref.ref(connection), "channel", on_channel))
-    for channel in _channels(connection):
-        _intercept_channel(channel, interception)
+    install(connection, "channel", channel)
+    for each in _channels(connection):
+        _intercept_channel(each, interception)
 
 
 def release(connection: Any) -> None:
@@ -159,6 +122,7 @@ def release(connection: Any) -> None:
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None:
             uninstall(underlay, "basic_publish")
+            vars(underlay).pop(ATTRIBUTE, None)
     uninstall(connection, "channel")
     delattr(connection, ATTRIBUTE)
 
@@ -181,9 +145,34 @@ def is_cancelled() -> bool:
 
 
 def _intercept_channel(channel: Any, interception: Interception) -> None:
+    async def get_underlay_channel(original: Callable[[], Any], _channel: Any) -> Any:
+        try:
+            underlay = await original()()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise AMQPConnectionError("the connection was lost") from error
+        if interception.active:
+            _intercept_underlay(underlay, interception)
+        return underlay
+
     setattr(channel, ATTRIBUTE, interception)
     uninstall(channel, "get_underlay_channel")
-    install(channel, "get_underlay_channel", _UnderlayGetter(channel, interception))
+    install(channel, "get_underlay_channel", get_underlay_channel)
+
+
+def _intercept_underlay(underlay: Any, interception: Interception) -> None:
+    """Intercept an aiormq channel, once."""
+    if vars(underlay).get(ATTRIBUTE) is interception:
+        return
+    publisher = _Publisher(underlay, interception)
+
+    async def basic_publish(original: Callable[[], Any], _underlay: Any, *args: Any, **kwargs: Any) -> Any:
+        return await publisher.publish(original(), *args, **kwargs)
+
+    setattr(underlay, ATTRIBUTE, interception)
+    uninstall(underlay, "basic_publish")
+    install(underlay, "basic_publish", basic_publish)
 
 
 def _channels(connection: Any) -> Iterator[Any]:
@@ -199,17 +188,6 @@ def _channels(connection: Any) -> Iterator[Any]:
                 if isinstance(owner, AbstractChannel):
                     channels.append(owner)
     yield from dict.fromkeys(channels)
-
-
-# --- properties, encoded in half of pamqp's time ----------------------------------------------------------------------
-
-
-@lru_cache(_CACHED_NAMES_MAX)
-def _encoded_name(name: Any) -> bytes:
-    encoded = name.encode() if isinstance(name, str) else b""
-    if not 0 < len(encoded) <= _NAME_BYTES_MAX:
-        raise TypeError("pamqp must encode or refuse this header name")
-    return _SHORT(len(encoded)) + encoded
 
 
 class OwnProperties(Basic.Properties):
@@ -232,32 +210,6 @@ class OwnProperties(Basic.Properties):
         """Return the properties alone: a copy is another message's, and a channel cannot be pickled."""
         parts: Any = super().__getstate__()
         return {}, parts[1]
-
-    def encode_property(self, name: str, value: Any) -> bytes:
-        try:
-            if type(value) is str and name in _TEXTS:
-                text = value.encode()
-                return _SHORT(len(text)) + text
-            if type(value) is dict:
-                return _table(value)
-            if name in _OCTETS and isinstance(value, int):
-                return _SHORT(value)
-        except (TypeError, struct.error):
-            pass  # pamqp encodes the value or raises its own error.
-        return super().encode_property(name, value)
-
-
-def _table(headers: dict[Any, Any]) -> bytes:
-    pieces: list[bytes] = []
-    for name, value in sorted(headers.items()):
-        pieces.append(_encoded_name(name))
-        if type(value) is str:
-            text = value.encode()
-            pieces += (b"S", _LENGTH(len(text)), text)
-        else:
-            pieces.append(encode_table_value(value))
-    table = b"".join(pieces)
-    return _LENGTH(len(table)) + table
 
 
 def copy_of(given: Basic.Properties) -> Basic.Properties:

@@ -10,7 +10,8 @@ Each process that publishes has its own interception, which its first publishing
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from types import ModuleType
@@ -27,8 +28,8 @@ from relatum.publishing._interception import (
     Interception,
     Options,
     PublisherCounts,
-    Replacement,
     install,
+    installed,
     uninstall,
 )
 from relatum.publishing._stamp import is_copied, with_copy
@@ -123,7 +124,18 @@ class Celery:
                 "a function cannot read a key from a Celery task's body, which kombu encodes: use a header, a property "
                 "or a body:$.… path"
             )
-        install(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
+
+        @contextmanager
+        def producer_or_acquire(original: Callable[[], Any], _app: Any, given: Any = None) -> Iterator[Any]:
+            with original()(given) as producer, ExitStack() as stack:
+                # In tests, the broker may be in memory. A task that sends tasks may pass on an intercepted producer.
+                is_bare = interceptions.active and installed(producer, "publish") is None
+                if is_bare and producer.connection.get_transport_cls().driver_type == "amqp":
+                    install(producer, "publish", partial(_publish, interceptions))
+                    stack.callback(uninstall, producer, "publish")
+                yield producer
+
+        install(app, "producer_or_acquire", producer_or_acquire)
         setattr(app, ATTRIBUTE, interceptions)
 
     @staticmethod
@@ -132,56 +144,39 @@ class Celery:
         delattr(app, ATTRIBUTE)
 
 
-class _Producers(Replacement):
-    def __init__(
-        self, wrapped: Callable[..., AbstractContextManager[Any]], interceptions: ProcessInterceptions
-    ) -> None:
-        self.__wrapped__ = wrapped
-        self._interceptions = interceptions
-
-    @contextmanager
-    def __call__(self, producer: Any = None) -> Iterator[Any]:
-        with self.__wrapped__(producer) as acquired:
-            # In an application's tests, the broker may be in memory. A task that sends tasks may pass on our producer.
-            needs_stamps = not isinstance(acquired, _Producer) and self._interceptions.active
-            if not needs_stamps or acquired.connection.get_transport_cls().driver_type != "amqp":
-                yield acquired
-            else:
-                yield _Producer(acquired, self._interceptions)
-
-
-class _Producer:
-    def __init__(self, producer: Any, interceptions: ProcessInterceptions) -> None:
-        self._producer = producer
-        self._interceptions = interceptions
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
-
-    def publish(self, body: Any, routing_key: Any = None, *more: Any, exchange: Any = None, **options: Any) -> Any:
-        """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
-        producer, copy_to = self._producer, self._interceptions.options.copy_to
-        if more:
-            names = list(signature(producer.publish).parameters)[2:]
-            options.update(zip(names[: len(more)], more, strict=True))
-            exchange = options.pop("exchange", exchange)
-        interception = self._interceptions.current(producer.connection)
-        if interception is None:
-            return producer.publish(body, routing_key, exchange=exchange, **options)
-        # If the connection is not open, kombu opens it, possibly with retries.
-        frame_bytes_max = producer.channel.connection.frame_max if producer.connection.connected else 0
-        name = getattr(exchange, "name", exchange) or ""
-        headers = options.get("headers")
-        if copy_to is not None and is_copied(copy_to, name, routing_key, options.get("mandatory")):
-            headers = with_copy(headers, copy_to)
-        stamper = interception.stamper(frame_bytes_max, read_property=dict.get)
-        stamp = stamper.stamp(headers, options.get("message_id"), options.get("timestamp"), options, b"")
-        options |= {"headers": stamp.headers, "message_id": stamp.message_id}
-        interception.watch(name, routing_key)
-        result = producer.publish(body, routing_key, exchange=exchange, **options)
-        with self._interceptions.lock:
-            interception.counts.published += 1
-        return result
+def _publish(
+    interceptions: ProcessInterceptions,
+    original: Callable[[], Any],
+    producer: Any,
+    body: Any,
+    routing_key: Any = None,
+    *more: Any,
+    exchange: Any = None,
+    **options: Any,
+) -> Any:
+    """Publish a stamped message. With the option `copy_to`, the broker also copies it to that stream."""
+    publish, copy_to = original(), interceptions.options.copy_to
+    if more:
+        names = list(signature(publish).parameters)[2:]
+        options.update(zip(names[: len(more)], more, strict=True))
+        exchange = options.pop("exchange", exchange)
+    interception = interceptions.current(producer.connection)
+    if interception is None:
+        return publish(body, routing_key, exchange=exchange, **options)
+    # If the connection is not open, kombu opens it, possibly with retries.
+    frame_bytes_max = producer.channel.connection.frame_max if producer.connection.connected else 0
+    name = getattr(exchange, "name", exchange) or ""
+    headers = options.get("headers")
+    if copy_to is not None and is_copied(copy_to, name, routing_key, options.get("mandatory")):
+        headers = with_copy(headers, copy_to)
+    stamper = interception.stamper(frame_bytes_max, read_property=dict.get)
+    stamp = stamper.stamp(headers, options.get("message_id"), options.get("timestamp"), options, b"")
+    options |= {"headers": stamp.headers, "message_id": stamp.message_id}
+    interception.watch(name, routing_key)
+    result = publish(body, routing_key, exchange=exchange, **options)
+    with interceptions.lock:
+        interception.counts.published += 1
+    return result
 
 
 class Dramatiq:

@@ -4,7 +4,9 @@ import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial, update_wrapper
 from time import monotonic
+from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pika import BlockingConnection
@@ -47,7 +49,7 @@ RELEASE_S: Final = 2.0
 """Seconds that `release` may take."""
 
 _WATCH_AGAIN_S: Final = 60.0
-"""Seconds after which the recorder asks the broker again for the streams of a pair that is still used."""
+"""Seconds after which the recorder is told again of a pair that is still used."""
 
 _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
@@ -161,17 +163,18 @@ class Interception:
         self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
-        self._watched: set[tuple[str | bytes, str | bytes]] = set()
-        self._watch_again_at = monotonic() + _WATCH_AGAIN_S
+        self._watch: Callable[[Any, Any, float], None] | None = None
         self._recorder: EmbeddedRecorder | None = None
         self._agreement_deadline_s = monotonic() + AGREE_S
-        self._publishes_waiting = 0
         self._agreement_lock = asyncio.Lock()
         self._locator: Locator | None = None
         self.records = options.database is not None and options.recorder == "embedded"
         """Whether this process records the streams that the connection publishes to."""
         if options.database is not None and (self.records or options.definitions):
-            self._recorder = _embedded.acquire(self, self.address(), options.database, options.definitions)
+            recorder = self._recorder = _embedded.acquire(self, self.address(), options.database, options.definitions)
+            if self.records:
+                # Once in each period, so that the recorder finds streams that were declared or bound since.
+                self._watch = lru_cache(_WATCHED_MAX)(lambda exchange, key, _period: recorder.watch(exchange, key))
             for stream in (*options.streams, *filter(None, [options.copy_to])):
                 self.watch("", stream)
         self.agreement = KeyAgreement() if self._recorder is None else self._recorder.agreement
@@ -216,22 +219,11 @@ class Interception:
         if self.options.on_invalid == "raise":
             self.agreement.check()
 
-    @property
-    def can_publish_now(self) -> bool:
-        """Whether a publish can skip `wait_for_definitions`."""
-        return not self._publishes_waiting and (self.agreement.is_asked or monotonic() >= self._agreement_deadline_s)
-
     async def wait_for_definitions(self) -> None:
         """Wait up to a second after `intercept` for the database's key definitions. Publishes keep their order."""
-        if self.can_publish_now:
-            return
-        self._publishes_waiting += 1
-        try:
-            async with self._agreement_lock:
-                if not self.agreement.is_asked:
-                    await in_thread(None, self.agreement.wait, self._agreement_deadline_s - monotonic())
-        finally:
-            self._publishes_waiting -= 1
+        async with self._agreement_lock:
+            if not self.agreement.is_asked and (left_s := self._agreement_deadline_s - monotonic()) > 0:
+                await in_thread(None, self.agreement.wait, left_s)
 
     @property
     def locator(self) -> Locator:
@@ -260,21 +252,10 @@ class Interception:
         self.agreement.check()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Make the embedded recorder, if any, record the streams of a route. A cached route costs a set lookup.
-
-        Values that are not names are ignored: the client refuses them.
-        """
-        recorder = self._recorder if self.records else None
-        if recorder is None or not (isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes))):
-            return
-        now = monotonic()
-        if now >= self._watch_again_at or len(self._watched) >= _WATCHED_MAX:
-            # Then the recorder asks the broker again, and finds streams that were declared or bound since.
-            self._watched.clear()
-            self._watch_again_at = now + _WATCH_AGAIN_S
-        if (exchange, routing_key) not in self._watched:
-            self._watched.add((exchange, routing_key))
-            recorder.watch(exchange, routing_key)
+        """Make the embedded recorder, if any, record the streams of a route. The client refuses what is no name."""
+        watch = self._watch
+        if watch is not None and isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes)):
+            watch(exchange, routing_key, monotonic() // _WATCH_AGAIN_S)
 
     def release(self) -> None:
         """Stop stamping, and release the recorder and the connections for reading.
@@ -284,7 +265,7 @@ class Interception:
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
-        recorder, self._recorder = self._recorder, None
+        recorder, self._recorder, self._watch = self._recorder, None, None
         locator, self._locator = self._locator, None
         if recorder is not None and not _embedded.release(self, recorder):
             # Other connections use the recorder.
@@ -311,73 +292,58 @@ def interception_of(connection: object) -> Any:
 # --- replaced methods of one object; classes are not changed ----------------------------------------------------------
 
 
-class Replacement:
-    """Replaces a method of one object and imitates it: decorators check a method's name, and whether it is awaited.
-
-    `replaced` is the attribute that the object itself had before, or None; `__wrapped__` is the replaced method.
-    """
+class _Replacement(partial[Any]):
+    """Stands in for a method. `replaced` is the attribute that the object itself had before, or None."""
 
     replaced: Any = None
 
-    @property
-    def __class__(self) -> Any:
-        """The class of the replaced method: `inspect` and `unittest.mock` recognise methods by it."""
-        return self.__wrapped__.__class__
-
-    @__class__.setter
-    def __class__(self, kind: Any) -> None:
-        # `relatum.common.processes` sets the class to disable the object in a forked child.
-        vars(object)["__class__"].__set__(self, kind)
-
     def __getattr__(self, name: str) -> Any:
-        # `inspect` reads attributes, such as the code object, to see whether a function returns a coroutine.
-        if name == "__wrapped__" or not vars(self):
-            raise AttributeError(name)  # `copy` creates the object before it sets the attributes.
-        return getattr(self.__wrapped__, name)
+        # Other libraries read a function's attributes, such as its code object.
+        return getattr(vars(self)["__wrapped__"], name)
 
 
-class LateBound(Replacement):
-    """Looks up the replaced method at each call: its class may be instrumented later. `owner` returns the object."""
+def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a method of one object by `function(original, owner, …)`, which looks like the method.
 
-    def __init__(self, owner: Callable[[], Any], name: str) -> None:
-        self._owner = owner
-        self._name = name
+    `original()` returns the method to call: its class may be instrumented later.
+    """
+    replaced = vars(owner).get(name)
 
-    @property
-    def __wrapped__(self) -> Any:
-        """The object's method, or the replacement that another library had set."""
-        if self.replaced is not None:
-            return self.replaced
-        owner = self._owner()
-        return getattr(type(owner), self._name).__get__(owner)
+    def original() -> Any:
+        return getattr(type(owner), name).__get__(owner) if replaced is None else replaced
+
+    setattr(owner, name, _imitation(owner, original, function, replaced))
 
 
-class AfterCall(LateBound):
-    """Wraps a client's method: calls the method, then `after(result, *args, **kwargs)`."""
-
-    def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
-        super().__init__(owner, name)
-        self._after = after
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.__wrapped__(*args, **kwargs)
-        self._after(result, *args, **kwargs)
-        return result
-
-
-def install(owner: Any, name: str, replacement: Replacement) -> None:
-    replacement.replaced = vars(owner).get(name)
-    wrapped = replacement.__wrapped__
-    # `__getattr__` does not find these two: the replacement's class defines them.
-    replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
-    setattr(owner, name, replacement)
+def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., Any], replaced: Any) -> Any:
+    """Return a method that `inspect`, decorators and weak references take for the original one."""
+    wrapped = original()
+    if isinstance(wrapped, MethodType):
+        replacement = update_wrapper(_Replacement(function, original), wrapped.__func__)
+        imitation: Any = MethodType(replacement, owner)
+    else:
+        imitation = replacement = update_wrapper(_Replacement(function, original, owner), wrapped)
+        # OpenTelemetry's instrumentation of pika sets and restores this attribute. The method stays intercepted then.
+        bare = getattr(wrapped, "_original_function", None)
+        if bare is not None:
+            replacement._original_function = _imitation(owner, lambda: bare, function, bare)
+    replacement.replaced = replaced
+    return imitation
 
 
 def uninstall(owner: Any, name: str) -> None:
     """Restore the original method. Later wrappers of other libraries stay."""
-    current = vars(owner).get(name)
-    if isinstance(current, Replacement):
-        if current.replaced is None:
+    replacement = installed(owner, name)
+    if replacement is not None:
+        if replacement.replaced is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, current.replaced)
+            setattr(owner, name, replacement.replaced)
+
+
+def installed(owner: Any, name: str) -> _Replacement | None:
+    """Return what replaces a method now; None if it is the original, or a later wrapper of another library."""
+    current = vars(owner).get(name)
+    replacement = current.__func__ if type(current) is MethodType else current
+    # `isinstance` would also be true for another library's proxy of a replacement.
+    return replacement if type(replacement) is _Replacement else None

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.common.headers import RECEIPT_HEADER, RESERVED_PREFIX, TIME_HEADER
+from relatum.common.checks import is_clean
+from relatum.common.headers import NAME_BYTES_MAX, RECEIPT_HEADER, RESERVED_PREFIX, TIME_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.waiting import LEAST_S, SharedWait, within
 from relatum.errors import (
@@ -91,8 +92,8 @@ class SentMessage:
     sent_at: datetime
     """When the message was passed to the client, by this machine's clock. `monotonic_s` is the same moment."""
     monotonic_s: float
-    has_copies: bool
-    """Whether a header also routes the message to other queues."""
+    copies: frozenset[str]
+    """The routing keys in the headers CC and BCC that can be names of queues."""
 
     @classmethod
     def of(
@@ -117,8 +118,9 @@ class SentMessage:
         request = headers.get(RECEIPT_HEADER)
         receipt = request if isinstance(request, str) else message_id if request is True else None
         time_us = headers.get(TIME_HEADER)
-        has_copies = not headers.keys().isdisjoint(("CC", "BCC"))
-        return cls(_text(exchange), _text(routing_key), message_id, receipt, time_us, content, at, sent_s, has_copies)
+        lists = [keys for name in ("CC", "BCC") if isinstance(keys := headers.get(name), list | tuple)]
+        copies = frozenset(key for keys in lists for key in keys if _is_queue_name(key))
+        return cls(_text(exchange), _text(routing_key), message_id, receipt, time_us, content, at, sent_s, copies)
 
     def is_in(self, message: Message) -> bool:
         try:
@@ -137,7 +139,7 @@ class PlaceSearch:
     """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
     `ends`: the offsets after the last messages of the possible streams, queried after the confirm; infinity if a stream
-    cannot be read now. Empty if the streams are known exactly.
+    cannot be read now. Empty if the streams are known exactly, or are too many.
     `recorded_to`: how far those streams were recorded before the last query of the places.
     """
 
@@ -162,9 +164,8 @@ class PlaceSearch:
         """
         if self.where.is_exact:
             return not self.missing
-        if not self.places or len(self.missing) > _AWAITED_STREAMS_MAX:
-            return bool(self.places)
-        return all(self.recorded_to.get(name, 0) >= end for name, end in self.ends.items() if name in self.missing)
+        is_recorded = (self.recorded_to.get(name, 0) >= end for name, end in self.ends.items() if name in self.missing)
+        return bool(self.places) and all(is_recorded)
 
 
 class Locator:
@@ -210,23 +211,23 @@ class Locator:
                 where = self.destinations(sent)
                 if sent.exchange == "" and where.streams:
                     with self.reader() as reader:
-                        is_stream = reader.routes("", sent.routing_key) != []
-                    if not is_stream:
+                        names = [name for name in where.streams | sent.copies if reader.routes("", name) != []]
+                    if not names:
                         text = "%r is not a stream, so receipts of messages published to it have no places"
                         self._warn_once(text, sent.routing_key)
-                        where = Destinations(frozenset(), is_exact=True)
+                    where = Destinations(frozenset(names), is_exact=where.is_exact or not names)
             if not where.is_exact and len(where.streams) <= _AWAITED_STREAMS_MAX:
-                with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
-                    for stream in where.streams:
-                        try:
+                for stream in where.streams:
+                    try:
+                        with self.reader() as reader:
                             bounds = reader.bounds(stream)
-                        except Transient:
-                            ends[stream] = math.inf
-                        except (NotFound, AccessRefused):
-                            pass
-                        else:
-                            if not bounds.is_silence:
-                                ends[stream] = bounds.end
+                    except Transient:
+                        ends[stream] = math.inf
+                    except (NotFound, AccessRefused):
+                        continue
+                    else:
+                        if not bounds.is_silence:
+                            ends[stream] = bounds.end
         return where, ends
 
     def destinations(self, sent: SentMessage) -> Destinations:
@@ -238,11 +239,10 @@ class Locator:
         """
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
-            is_queue = name and not name.startswith(RESERVED_PREFIX)
-            return Destinations(frozenset([name] if is_queue else ()), is_exact=not sent.has_copies)
+            return Destinations(frozenset([name] if _is_queue_name(name) else ()), is_exact=not sent.copies)
         bound = self._bound_streams(exchange)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
-            return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=not sent.has_copies)
+            return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=not sent.copies)
         return Destinations(bound | self._configured_streams, is_exact=False)
 
     def _bound_streams(self, exchange: str) -> frozenset[str]:
@@ -322,6 +322,11 @@ class Locator:
     def outcomes(self) -> Outcomes:
         assert self._database is not None
         return Outcomes(self._database)
+
+
+def _is_queue_name(key: Any) -> bool:
+    is_text = isinstance(key, str) and is_clean(key) and not key.startswith(RESERVED_PREFIX)
+    return is_text and 1 <= len(key.encode()) <= NAME_BYTES_MAX
 
 
 def _text(given: Any) -> str:

@@ -7,6 +7,8 @@ and class. Other instrumentation may wrap the interceptor, or be wrapped by it.
 import copy
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from inspect import signature
+from operator import attrgetter
 from struct import Struct
 from time import monotonic, time
 from typing import Any, Final
@@ -33,7 +35,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.own_messages import MALFORMED
-from relatum.publishing._interception import ATTRIBUTE, AfterCall, Interception, Replacement, install, uninstall
+from relatum.publishing._interception import ATTRIBUTE, Interception, install, uninstall
 from relatum.publishing._locate import SentMessage
 from relatum.publishing._publish_outcome import REFUSAL_CODES, Unsettled, final_at, outcome, refuses_message
 from relatum.publishing._stamp import is_copied, with_copy
@@ -60,17 +62,20 @@ _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
 _CACHED_MAX: Final = 4096
 """Encoded short strings that are cached."""
 
+_NAMES: Final = tuple(signature(BasicProperties).parameters)
+_values: Final = attrgetter(*_NAMES)
+_unusual: Final = attrgetter(*sorted({*_NAMES} - {"content_type", "headers", "delivery_mode", "message_id"}))
+"""Returns the properties that pika encodes."""
 
-class Publisher(Replacement):
-    def __init__(
-        self, channel: Any, wrapped: Callable[..., Any], interception: Interception, connection: Connection
-    ) -> None:
+_NONE: Final = _unusual(BasicProperties())
+
+
+class Publisher:
+    def __init__(self, channel: Any, interception: Interception, connection: Connection) -> None:
         self.channel = channel
         self.interception = interception
         self.connection = connection
-        self.__wrapped__ = wrapped
         self._stamper = interception.stamper(connection.params.frame_max)
-        self._records = interception.records
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
         """The last delivery tag of a callback channel in confirm mode, counted from the publishes; else None."""
@@ -79,19 +84,9 @@ class Publisher(Replacement):
         """The receipts of a callback channel that wait for confirms."""
         refuse_in_child(self, "an intercepted connection")
 
-    @property
-    def _original_function(self) -> "Publisher":
-        """The method that OpenTelemetry's instrumentation restores when it is removed; still intercepted.
-
-        The instrumentation reads this attribute of `basic_publish`. Raises AttributeError if it wrapped no method.
-        """
-        inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
-        publisher = copy.copy(self)
-        publisher.__wrapped__ = publisher.replaced = inner
-        return publisher
-
-    def __call__(
+    def publish(
         self,
+        original: Callable[..., Any],
         exchange: Any,
         routing_key: Any,
         body: Any,
@@ -100,7 +95,7 @@ class Publisher(Replacement):
         *more: Any,
         **options: Any,
     ) -> Any:
-        """Publish a stamped message. Arguments, result and errors before sending are those of the wrapped method.
+        """Publish a stamped message. Arguments, result and errors before sending are those of the original method.
 
         A `Target` passed as the exchange chooses the exchange and calls this method again.
         """
@@ -111,17 +106,16 @@ class Publisher(Replacement):
         interception, mandatory = self.interception, mandatory or False
         if not interception.active or not _is_stampable(properties):
             # Pass the call through: the connection was released, or pika refuses the properties.
-            return self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
+            return original(exchange, routing_key, body, properties, mandatory, *more, **options)
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
         properties = self._stamped(properties or None, body)
-        if self._records:
-            interception.watch(exchange, routing_key)
+        interception.watch(exchange, routing_key)
         frames, began = self.connection.frames_sent, (monotonic(), time())
         has_returned = False
         try:
-            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory, *more, **options)
+            result = original(exchange, routing_key, body, properties, mandatory, *more, **options)
             has_returned = True
         except Exception as error:
             # pika encodes the whole message before it queues the first frame: without a new frame, nothing was sent.
@@ -174,11 +168,10 @@ class Publisher(Replacement):
         if isinstance(error, NackError):
             # One of several queues can refuse a message that another has accepted.
             return outcome(PublishNacked, error, in_stream=False if sent[0] == "" else None)
-        code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker):
-            is_refused = code in REFUSAL_CODES or refuses_message(error.reply_text)
+            is_refused = error.reply_code in REFUSAL_CODES or refuses_message(error.reply_text)
         else:
-            is_refused = code in MALFORMED
+            is_refused = isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
         if is_refused:
             return outcome(PublishRejected, error)
         unsettled = Unsettled(SentMessage.of(*sent), self.interception.locator_or_error(), self.final_at(error))
@@ -195,20 +188,27 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    def on_channel(*_args: Any, **_kwargs: Any) -> None:
-        # A subclass may return something else than the new channel, such as a future.
+    def intercept_channels() -> None:
         for channel in _channels(connection) if interception.active else ():
             if PUBLISHER not in vars(channel):
                 _intercept_channel(connection, channel, interception)
 
-    def on_new_secret(_result: Any, new_secret: Any, *_args: Any, **_kwargs: Any) -> None:
+    def channel(original: Callable[[], Any], _connection: Any, *args: Any, **kwargs: Any) -> Any:
+        # A subclass may return something else than the new channel, such as a future.
+        opened = original()(*args, **kwargs)
+        intercept_channels()
+        return opened
+
+    def update_secret(original: Callable[[], Any], _connection: Any, new_secret: Any, *args: Any, **kwargs: Any) -> Any:
+        # pika sends a new password to the broker without storing it, but Relatum's readers need it.
+        result = original()(new_secret, *args, **kwargs)
         note_secret(connection, new_secret)
+        return result
 
     setattr(connection, ATTRIBUTE, interception)
-    install(connection, "channel", AfterCall(lambda: connection, "channel", on_channel))
-    # pika sends a new password to the broker without storing it, but Relatum's readers need it.
-    install(connection, "update_secret", AfterCall(lambda: connection, "update_secret", on_new_secret))
-    on_channel()
+    install(connection, "channel", channel)
+    install(connection, "update_secret", update_secret)
+    intercept_channels()
 
 
 def release(connection: "BlockingConnection | Connection") -> None:
@@ -223,16 +223,21 @@ def release(connection: "BlockingConnection | Connection") -> None:
 
 
 def _intercept_channel(connection: "BlockingConnection | Connection", channel: Any, interception: Interception) -> None:
-    publisher = Publisher(channel, channel.basic_publish, interception, _implementation(connection))
+    publisher = Publisher(channel, interception, _implementation(connection))
+
+    def basic_publish(original: Callable[[], Any], _channel: Any, *args: Any, **options: Any) -> Any:
+        return publisher.publish(original(), *args, **options)
+
+    def confirm_delivery(original: Callable[[], Any], _channel: Any, *args: Any, **options: Any) -> Any:
+        result = original()(*args, **options)
+        if interception.active:
+            publisher.begin_counting()
+        return result
+
     setattr(channel, PUBLISHER, publisher)
-    install(channel, "basic_publish", publisher)
+    install(channel, "basic_publish", basic_publish)
     if isinstance(channel, Channel):
-
-        def begin_counting(*_args: Any, **_kwargs: Any) -> None:
-            if interception.active:
-                publisher.begin_counting()
-
-        install(channel, "confirm_delivery", AfterCall(lambda: channel, "confirm_delivery", begin_counting))
+        install(channel, "confirm_delivery", confirm_delivery)
 
 
 def _implementation(connection: "BlockingConnection | Connection") -> Connection:
@@ -275,22 +280,8 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
     def encode(self) -> list[bytes]:
         """Return the same bytes as pika's method, which encodes unusual properties."""
         message_id, content_type = self.message_id, self.content_type
-        if not (
-            type(message_id) is str
-            and len(message_id) == _ID_LENGTH
-            and message_id.isascii()
-            and (content_type is None or type(content_type) is str)
-            and self.content_encoding is None
-            and self.priority is None
-            and self.correlation_id is None
-            and self.reply_to is None
-            and self.expiration is None
-            and self.timestamp is None
-            and self.type is None
-            and self.user_id is None
-            and self.app_id is None
-            and self.cluster_id is None
-        ):
+        is_own_id = type(message_id) is str and len(message_id) == _ID_LENGTH and message_id.isascii()
+        if not is_own_id or _unusual(self) != _NONE or not (content_type is None or type(content_type) is str):
             return BasicProperties.encode(self)  # type: ignore[no-any-return]
         flags = self.FLAG_MESSAGE_ID
         pieces: list[bytes] = []
@@ -331,19 +322,6 @@ def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id
         copied.headers, copied.message_id = headers, message_id
         return copied
     # An object whose dictionary is filled without the initialiser is slower to encode.
-    return OwnProperties(
-        given.content_type,
-        given.content_encoding,
-        headers,
-        given.delivery_mode,
-        given.priority,
-        given.correlation_id,
-        given.reply_to,
-        given.expiration,
-        message_id,
-        given.timestamp,
-        given.type,
-        given.user_id,
-        given.app_id,
-        given.cluster_id,
-    )
+    properties = OwnProperties(*_values(given))
+    properties.headers, properties.message_id = headers, message_id
+    return properties

@@ -55,13 +55,11 @@ class _PublishedMessage:
             return found
         if found and not is_exact:
             return found
-        note = ""
+        note = "its streams are unknown: name them in intercept(…, streams=[…])"
         if missing:
-            note = f" ({'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))})"
-        elif not is_exact:
-            note = " (its streams are unknown: name them in intercept(…, streams=[…]))"
+            note = f"{'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))}"
         raise NotRecordedInTime(
-            f"message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)}{note}: "
+            f"message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)} ({note}): "
             "wait again, or check that a recorder runs (`relatum status`)",
             found=found,
             in_stream=True if is_exact or found else None,
@@ -172,7 +170,8 @@ class Receipt(_PublishedMessage):
 
         Args:
             timeout_s: Seconds to search. None (default): at least 10, and enough to prove absence if possible.
-            streams: The streams to search. Default: those that exchange and routing key route to.
+            streams: The streams to search. Default: those that exchange and routing key route to, which prove no
+                absence if the exchange may route elsewhere, or the message has the header CC or BCC.
 
         Returns:
             The message's places, one for each stream it is in, ordered by the stream's name.
