@@ -16,9 +16,6 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from relatum.common.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.common.limits import INTEGER_MAX
-from relatum.errors import UndecodableMessage
-from relatum.reading import Message, header_value
-from relatum.wire import amqp10
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
 """Bytes that every control message contains, and few other messages do."""
@@ -135,30 +132,6 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
         return control
     context = headers.get(context_header)
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
-
-
-class EntryReader:
-    """Returns the entry of a message, and decodes only the headers that the entry needs."""
-
-    def __init__(self, header: str) -> None:
-        self._header = header
-        self._header_slots = {header.encode(): 0, PLACED_HEADER.encode(): 1}
-        # Since RabbitMQ 3.13, headers named `x-…` are in another section.
-        self._is_plain = not header.startswith("x-")
-
-    def __call__(self, message: Message) -> Entry:
-        raw = message.raw
-        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
-            return entry_of(message.headers, message.body, self._header)
-        found: list[object] = [None, None]
-        try:
-            for code, start, _ in amqp10.find_sections(raw):
-                if code == amqp10.APPLICATION_PROPERTIES:
-                    amqp10.pick(raw, start, self._header_slots, found)
-        except UndecodableMessage:
-            found = [None, None]
-        context = header_value(found[0])
-        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
 
 
 def _is_storable(name: str, value: object) -> bool:
