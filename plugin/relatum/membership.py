@@ -33,9 +33,6 @@ _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0
 _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
 """The character after the separator: the end of the range of a group's values."""
 
-new_place: Final = tuple.__new__
-"""Creates a `Membership` from a tuple of its fields; for each publish, one function call less than `Membership(…)`."""
-
 
 class GroupFault(StrEnum):
     """The field `reason` of `InvalidGroup`: why a message's headers or a call's arguments are invalid."""
@@ -112,8 +109,8 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     if group_id is None:
         return None
     sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
-    if _is_plain(group_id, sequence, last):
-        return new_place(Membership, (group_id, sequence, last))
+    if last is not None and _fault(group_id, sequence, last) is None:
+        return Membership(group_id, sequence, last)
     # Other clients and older brokers encode the same values as bytes or text.
     try:
         value = GROUP_KEY.canonical_of((group_id, sequence, last))
@@ -170,13 +167,11 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     group_id = headers.get(GROUP_ID_HEADER)
     sequence = headers.get(GROUP_SEQUENCE_HEADER)
     last = headers.get(GROUP_LAST_HEADER)
-    if _is_plain(group_id, sequence, last):
-        return new_place(Membership, (group_id, sequence, last))
     if group_id is None and sequence is None and last is None:
         return None
     if fault := _fault(group_id, sequence, last):
         raise fault.error(f"{_ADVICE[fault]}; nothing was sent")
-    return new_place(Membership, (group_id, sequence, bool(last)))
+    return Membership(group_id, sequence, bool(last))
 
 
 def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
@@ -189,17 +184,6 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
     if fault := _sequence_fault(sequence):
         return fault
     return None if last is None or type(last) is bool else GroupFault.LAST_NOT_BOOLEAN
-
-
-def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether the values form a valid place without conversion. Nearly all do."""
-    return (
-        type(group_id) is str
-        and type(sequence) is int
-        and type(last) is bool
-        and 1 <= sequence <= GROUP_SEQUENCE_MAX
-        and _GROUP_ID.match(group_id) is not None
-    )
 
 
 def checked_sequence(sequence: Any) -> int:

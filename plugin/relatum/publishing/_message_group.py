@@ -21,7 +21,6 @@ from relatum.membership import (
     checked_group_id,
     checked_sequence,
     new_group_id,
-    new_place,
 )
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import intercepted_exchange, publisher_of, was_returned
@@ -85,7 +84,7 @@ class Numbering:
         self._next_free = number + 1
         if last:
             self.last_sequence = number
-        return new_place(Membership, (self.group_id, number, last))
+        return Membership(self.group_id, number, last)
 
     def _give_back(self, place: Membership) -> None:
         """Free the number of a message that is in no stream."""
