@@ -310,12 +310,11 @@ def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -
     starts before the fence. Such a start moves back to the marker. Read the starts before the moves, and pass all moves
     of the super stream; those without a known fence have no marker yet.
     """
-    consistent = dict(starts)
-    known = [move for move in moves if move.fence_offset is not None]
+    consistent, moves = dict(starts), list(moves)
     has_changed = True
     while has_changed:
         has_changed = False
-        for move in known:
+        for move in moves:
             source, target = consistent.get(move.source), consistent.get(move.target)
             if source is None or target is None or move.fence_offset is None:
                 continue

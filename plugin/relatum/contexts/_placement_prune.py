@@ -119,10 +119,7 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves supersede, once retention has dropped what both wrote; return the row count.
-
-    `first_offsets`: The first retained offsets of partitions; `INTEGER_MAX`: the stream was deleted.
-    """
+    """Delete moves that later moves supersede, once retention has dropped what both wrote; return the row count."""
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0
     while True:
@@ -137,6 +134,7 @@ def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping
 
 
 def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader) -> dict[int, int]:
+    """Return the first retained offsets of partitions; `INTEGER_MAX`: the stream was deleted."""
     with translated_errors(), engine.connect() as connection:
         rows = partitions_in(connection, super_stream_id)
     first_offsets: dict[int, int] = {}
