@@ -334,10 +334,7 @@ class Movers:
         ]
 
     def _perform_all(self, planned: Sequence[_PlannedMove]) -> list[MoveStep]:
-        """Perform several moves at a time, and return the ended ones. If one stops, no other begins.
-
-        The result excludes moves whose contexts had all left the source before the move began.
-        """
+        """Perform several moves at a time, and return the ended ones. If one stops, no other begins."""
         threads = Threads(self.at_once, "relatum-move")
         moves = [threads.submit(self._perform_one, *each) for each in planned]
         try:

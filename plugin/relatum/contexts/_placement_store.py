@@ -140,10 +140,7 @@ def _placed(to_lock: str) -> sa.TextClause:
 
 
 PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
-"""Places names that have no placement. Returns the columns of `Placement` for the new ones, and `open_sets`.
-
-In each row, `open_sets` is the number of open sets in all locked partitions.
-"""
+"""Places names without a placement. Returns the columns of `Placement`, and the open sets of all locked partitions."""
 
 # The condition on `placed` makes the partitions' locks wait for those of the names.
 PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
@@ -235,10 +232,7 @@ class PlacementStore:
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Return the generation, and the placements that changed after generation `since`.
-
-        The placements are None if `since` is None, or if its changes are no longer stored: drop the cache then.
-        """
+        """Return the generation, and the placements that changed after `since`; None if these are not stored."""
         rows = self.database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
             raise not_found(self.super_stream)
@@ -322,10 +316,7 @@ class PlacementStore:
             raise
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Release placements, given as (name, epoch); return the names that are moving.
-
-        A placement changes only if it has had that epoch since it was opened, and is still open.
-        """
+        """Release placements, given as (name, epoch), as `RELEASE`; return the names that are moving."""
         epochs = dict(released)
         rows = self._select(RELEASE, names=list(epochs), epochs=list(epochs.values()))
         if time.monotonic() >= self._forget_at:

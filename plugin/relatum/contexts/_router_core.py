@@ -173,10 +173,7 @@ class RouterCore:
         metrics.retire(self)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Return the current generation, and the placements that changed after `since`; None if these are unknown.
-
-        One query serves all calls that were made before it began.
-        """
+        """Refresh; see `PlacementStore.changes`. One query serves all calls that were made before it began."""
         ticket = next(self._tickets)
         has_lock = self._refresh_lock.acquire(timeout=REFRESH_TURN_S)
         try:

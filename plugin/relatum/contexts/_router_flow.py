@@ -230,10 +230,7 @@ class RouterBase(Generic[Options]):
         raise NotImplementedError
 
     async def _publish_locked(self, call: Call, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
-        """Publish a message, and return its placement and the client's result. The caller holds the name's lock.
-
-        `stream`: The partition to place a new name in; None: the balance rule chooses.
-        """
+        """Publish a message, and return its placement and the client's result. The caller holds the name's lock."""
         call.require_confirms()
         core, publications = self._core, self._core.publications
         if not core.is_open:

@@ -9,7 +9,6 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.common.limits import GROUP_SEQUENCE_MAX
 from relatum.common.processes import refuse_in_child
 from relatum.errors import GroupConflict, IncompleteGroup, PublishOutcomeUnknown, PublishUnroutable
 from relatum.membership import (
@@ -78,9 +77,7 @@ class Numbering:
             first, end = self._gaps[0]
             self._gaps[:1] = [(first + 1, end)] if first < end else []
             return Membership(self.group_id, first, False)
-        number = self._next_free
-        if number > GROUP_SEQUENCE_MAX:
-            checked_sequence(number)
+        number = checked_sequence(self._next_free)
         self._next_free = number + 1
         if last:
             self.last_sequence = number

@@ -135,10 +135,7 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
 
 
 def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
-    """Return the broker's URLs of a kombu connection, with credentials, and its login. With TLS, this connects.
-
-    The first URL is the one to which kombu is or will be connected. Its alternatives follow.
-    """
+    """Return the broker's URLs of a kombu connection, the current one first, and its login. With TLS, this connects."""
     from kombu.utils.url import parse_url
 
     scheme = "amqps" if connection.ssl else "amqp"
