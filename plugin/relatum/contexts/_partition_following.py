@@ -75,8 +75,8 @@ class Piece:
         return len(self.batch)
 
     def message(self, at: int) -> Message:
-        [message] = self.cut(at, at + 1).each_message()
-        return message
+        batch = self.batch
+        return Message.from_record(batch.stream, batch.offsets[at], batch.records[at], batch.chunk_ms)
 
     def cut(self, start: int, end: int) -> RecordBatch:
         batch, offsets = self.batch, self.batch.offsets[start:end]
