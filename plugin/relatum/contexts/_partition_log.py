@@ -8,6 +8,7 @@ publish them without checking whether another mover has done so.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,7 +27,8 @@ CONTENT_TYPE: Final = "application/json"
 _TEXTS: Final = frozenset({"source", "stream", "context"})
 """The text fields of control messages."""
 
-_DIGITS_MAX: Final = len(str(INTEGER_MAX))
+# At most as many digits as a bigint has: Python refuses to parse very long numbers.
+_PLACED: Final = re.compile(r"([0-9]{1,19})-([^-]+)-([0-9]{1,19})")
 
 
 class Placed(NamedTuple):
@@ -41,13 +43,8 @@ class Placed(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
-        if not isinstance(text, str):
-            return None
-        epoch, _, rest = text.partition("-")
-        session, _, number = rest.partition("-")
-        if not (session and _is_number(epoch) and _is_number(number)):
-            return None
-        return cls(int(epoch), session, int(number))
+        match = _PLACED.fullmatch(text) if isinstance(text, str) else None
+        return None if match is None else cls(int(match[1]), match[2], int(match[3]))
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.session}-{self.number}"
@@ -147,11 +144,6 @@ def _is_text(value: object) -> bool:
         return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
-
-
-def _is_number(text: str) -> bool:
-    # Limit the digits: Python refuses to parse very long numbers.
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
 
 
 class Verdict(Enum):

@@ -94,7 +94,7 @@ class RouterCore:
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
-        """Whether messages without a name can be published."""
+        """Whether messages without a name can be published. False: the next one first reads the layout (again)."""
         self._take_over_at = 0.0
         self._refresh_lock = threading.Lock()
         self._tickets = itertools.count(1)
@@ -153,11 +153,6 @@ class RouterCore:
                 f"the router publishes in the virtual host {self._vhost!r}, but the channel is in {vhost!r}: create "
                 "another router for it; nothing was sent"
             )
-
-    def forget_layout(self) -> None:
-        """Mark the layout as outdated: the next message without a name reads it again."""
-        # Keep the partitions until then: other threads may be choosing among them.
-        self.has_layout = False
 
     def close(self) -> None:
         self._ending.end_in(END_S)

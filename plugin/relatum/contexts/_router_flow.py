@@ -84,7 +84,7 @@ class PikaCall:
                 core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
             )
         except UnroutableError:
-            core.forget_layout()
+            core.has_layout = False
             raise
         core.published_unnamed()
         return result
@@ -131,7 +131,7 @@ class AioPikaCall:
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
         result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
         if publishing.was_returned(result):
-            core.forget_layout()
+            core.has_layout = False
         else:
             core.published_unnamed()
         return result
