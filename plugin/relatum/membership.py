@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.common.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
@@ -295,7 +295,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     is_whole = len(places) == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not dropped and (not lasts or lasts == {highest}):
         return GroupPosition(group_id, highest, highest, (), last_sequence, len(places))
-    missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
+    missing = _missing(numbers, highest if last_sequence is None else last_sequence)
     is_past_last = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
     anomalies = {
         Anomaly.DUPLICATE: len(places) > len(numbers),
@@ -314,16 +314,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     )
 
 
-def _missing(numbers: list[int], end: int) -> Ranges:
-    """Return the ranges of numbers from 1 to `end` that are not in the sorted list."""
-    ranges = []
-    expected = 1
-    for number in numbers:
-        if number > end:
-            break
-        if number > expected:
-            ranges.append((expected, number - 1))
-        expected = number + 1
-    if expected <= end:
-        ranges.append((expected, end))
-    return tuple(ranges)
+def _missing(numbers: Iterable[int], end: int) -> Ranges:
+    """Return the ranges of numbers from 1 to `end` that are not among `numbers`."""
+    present = [0, *sorted(number for number in numbers if number <= end), end + 1]
+    return tuple((before + 1, after - 1) for before, after in pairwise(present) if after - before > 1)
