@@ -56,7 +56,7 @@ class BatchBase:
 
     def context_of(self, message: Message) -> str | None:
         """Return a message's serialization context, or None."""
-        context = message.headers.get(self._source.member.header or "")
+        context = message.headers.get(self._source.member.header)
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
+from relatum.common.headers import CONTEXT_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.waiting import ComponentLoop, Outages, RepeatedTask, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
@@ -63,8 +64,8 @@ class Member:
         self.outages = Outages(logger, broker=str(address), database=store.database.address.name)
         self.store = store
         self.options = options
-        self.header = options.header
-        """The header that names contexts; None until it is known."""
+        self.header = options.header or CONTEXT_HEADER
+        """The header that names contexts; the stored one after the start."""
         self.refused: AccessRefused | ConfigurationError | None = None
         """Why the broker refuses this member, or None."""
         self.stopping = threading.Event()
