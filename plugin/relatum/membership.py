@@ -108,7 +108,8 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     group_id = headers.get(GROUP_ID_HEADER)
     if group_id is None:
         return None
-    sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
+    sequence: Any = headers.get(GROUP_SEQUENCE_HEADER)
+    last = headers.get(GROUP_LAST_HEADER)
     if last is not None and _fault(group_id, sequence, last) is None:
         return Membership(group_id, sequence, last)
     # Other clients and older brokers encode the same values as bytes or text.
@@ -164,8 +165,8 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     Raises:
         InvalidGroup: the id or the number is missing, or one of the three is invalid.
     """
-    group_id = headers.get(GROUP_ID_HEADER)
-    sequence = headers.get(GROUP_SEQUENCE_HEADER)
+    group_id: Any = headers.get(GROUP_ID_HEADER)
+    sequence: Any = headers.get(GROUP_SEQUENCE_HEADER)
     last = headers.get(GROUP_LAST_HEADER)
     if group_id is None and sequence is None and last is None:
         return None
