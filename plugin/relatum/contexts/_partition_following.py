@@ -357,7 +357,6 @@ class Following:
         if step is not self.outstanding and step is not self._returned:
             return []  # The step is from before a reopening.
         self.version += 1
-        self.in_doubt = None
         self.outstanding = None
         if self._returned is step:
             # A cancelled task, for example, gave the step back while it was being committed.

@@ -24,7 +24,6 @@ from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
 from relatum.contexts._serial_store import lost
 from relatum.errors import (
-    DatabaseUnavailable,
     OffsetExpired,
     OffsetNotFound,
     PartitionLost,
@@ -286,12 +285,10 @@ class Partition:
         following = self.check(step)
         if self._was_committed(following, step):
             return
-        token = self._store.tokens.new()
-        try:
-            is_stored = self._store.commit(following, step, token)
-        except DatabaseUnavailable:
-            following.in_doubt = token
-            raise
+        # Without an answer, the commit stays in doubt.
+        following.in_doubt = token = self._store.tokens.new()
+        is_stored = self._store.commit(following, step, token)
+        following.in_doubt = None
         if not is_stored:
             self._drop(following)
             raise lost(self.stream, self._store.name)
@@ -303,7 +300,7 @@ class Partition:
         token = following.in_doubt
         if token is None:
             return False
-        was_committed = self._store.was_committed(token)
+        was_committed = self._store.tokens.was_committed(self._store.database.engine, token)
         following.in_doubt = None
         if was_committed:
             self._report_commit(step)

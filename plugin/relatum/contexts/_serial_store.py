@@ -360,9 +360,6 @@ class ConsumerStore:
             "position": step.position,
         }
 
-    def was_committed(self, token: UUID) -> bool:
-        return self.tokens.was_committed(self.database.engine, token)
-
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
         """Open a transaction for an application's writes, which stores the step when it commits; see `Tokens`."""

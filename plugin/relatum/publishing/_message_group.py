@@ -227,7 +227,7 @@ class MessageGroup(_Group):
         group_id: str | None = None,
         start: int = 1,
     ) -> None:
-        self._publisher = publisher_of(channel)
+        publisher_of(channel)
         super().__init__(exchange, routing_key, group_id, start)
         self._channel = channel
 
@@ -268,9 +268,8 @@ class MessageGroup(_Group):
         """
         exchange = self._target[0] if exchange is None else exchange
         routing_key = self._target[1] if routing_key is None else routing_key
-        if not self._publisher.interception.active:
-            # Only an interceptor's errors tell whether the message was sent.
-            self._publisher = publisher_of(self._channel)
+        # Only an interceptor's errors tell whether the message was sent.
+        publisher_of(self._channel)
         place = self._take(last=last)
         try:
             grouped = OwnProperties(headers=place.headers)
