@@ -258,12 +258,11 @@ class PlacementStore:
         `open_sets_max`, `TooManyOpenSets` is raised and no name is placed.
         """
         found = {} if are_new else self.find(names, on_primary=True)
-        for attempt in range(_ATTEMPTS_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
-            rows = self._insert(missing, choose, open_sets_max, fresh=attempt > 0)
-            found |= {row.name: _placement(row) for row in rows}
+            found |= {row.name: _placement(row) for row in self._insert(missing, choose, open_sets_max)}
             # Another router has placed the other names.
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
@@ -274,9 +273,9 @@ class PlacementStore:
             )
         return found
 
-    def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None, *, fresh: bool) -> Sequence[Any]:
+    def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None) -> Sequence[Any]:
         """Place names that have no placement. Returns no rows if a chosen partition has been retired."""
-        if fresh or time.monotonic() >= self._active_until:
+        if time.monotonic() >= self._active_until:
             self._active = [row for row in self.partitions() if row.state is PartitionState.ACTIVE]
             self._active_until = time.monotonic() + _PARTITIONS_CACHE_S
         active = {row.partition_id: row for row in self._active}
@@ -312,6 +311,7 @@ class PlacementStore:
         except RowRefused as refused:
             cause = refused.__cause__
             if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
+                self._active_until = 0.0
                 return []
             raise
 
