@@ -224,8 +224,7 @@ class PlacementStore:
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is not a partition of {self.super_stream!r}", stream=min(unknown))
-        wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
-        self.database.rows(SET_WEIGHTS, wanted)
+        self._select(SET_WEIGHTS, streams=list(weights), weights=list(map(float, weights.values())))
         self._active_until = 0.0
 
     def generation(self) -> int:
@@ -347,7 +346,7 @@ class PlacementStore:
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        self.database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
+        self._select(SET_IDLE, idle_s=None if idle_s is None else float(idle_s))
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
         return self.database.rows(statement, self._with_id(**wanted))
