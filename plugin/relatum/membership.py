@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.common.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
@@ -29,9 +29,6 @@ index. No part contains a character that a composite key escapes."""
 
 _GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
 _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
-
-new_place: Final = tuple.__new__
-"""Creates a `Membership` from a tuple of its fields; for each publish, one function call less than `Membership(…)`."""
 
 
 class GroupFault(StrEnum):
@@ -108,9 +105,10 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     group_id = headers.get(GROUP_ID_HEADER)
     if group_id is None:
         return None
-    sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
-    if _is_plain(group_id, sequence, last):
-        return new_place(Membership, (group_id, sequence, last))
+    sequence: Any = headers.get(GROUP_SEQUENCE_HEADER)
+    last = headers.get(GROUP_LAST_HEADER)
+    if last is not None and _fault(group_id, sequence, last) is None:
+        return Membership(group_id, sequence, last)
     # Other clients and older brokers encode the same values as bytes or text.
     try:
         value = GROUP_KEY.canonical_of((group_id, sequence, last))
@@ -159,16 +157,14 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     Raises:
         InvalidGroup: the id or the number is missing, or one of the three is invalid.
     """
-    group_id = headers.get(GROUP_ID_HEADER)
-    sequence = headers.get(GROUP_SEQUENCE_HEADER)
+    group_id: Any = headers.get(GROUP_ID_HEADER)
+    sequence: Any = headers.get(GROUP_SEQUENCE_HEADER)
     last = headers.get(GROUP_LAST_HEADER)
-    if _is_plain(group_id, sequence, last):
-        return new_place(Membership, (group_id, sequence, last))
     if group_id is None and sequence is None and last is None:
         return None
     if fault := _fault(group_id, sequence, last):
         raise fault.error(f"{_ADVICE[fault]}; nothing was sent")
-    return new_place(Membership, (group_id, sequence, bool(last)))
+    return Membership(group_id, sequence, bool(last))
 
 
 def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
@@ -181,17 +177,6 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
     if fault := _sequence_fault(sequence):
         return fault
     return None if last is None or type(last) is bool else GroupFault.LAST_NOT_BOOLEAN
-
-
-def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether the values form a valid place without conversion. Nearly all do."""
-    return (
-        type(group_id) is str
-        and type(sequence) is int
-        and type(last) is bool
-        and 1 <= sequence <= GROUP_SEQUENCE_MAX
-        and _GROUP_ID.match(group_id) is not None
-    )
 
 
 def checked_sequence(sequence: Any) -> int:
@@ -303,7 +288,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     is_whole = len(places) == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not dropped and (not lasts or lasts == {highest}):
         return GroupPosition(group_id, highest, highest, (), last_sequence, len(places))
-    missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
+    missing = _missing(numbers, highest if last_sequence is None else last_sequence)
     is_past_last = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
     anomalies = {
         Anomaly.DUPLICATE: len(places) > len(numbers),
@@ -322,16 +307,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     )
 
 
-def _missing(numbers: list[int], end: int) -> Ranges:
-    """Return the ranges of numbers from 1 to `end` that are not in the sorted list."""
-    ranges = []
-    expected = 1
-    for number in numbers:
-        if number > end:
-            break
-        if number > expected:
-            ranges.append((expected, number - 1))
-        expected = number + 1
-    if expected <= end:
-        ranges.append((expected, end))
-    return tuple(ranges)
+def _missing(numbers: Iterable[int], end: int) -> Ranges:
+    """Return the ranges of numbers from 1 to `end` that are not among `numbers`."""
+    present = [0, *sorted(number for number in numbers if number <= end), end + 1]
+    return tuple((before + 1, after - 1) for before, after in pairwise(present) if after - before > 1)

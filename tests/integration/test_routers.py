@@ -482,7 +482,7 @@ def test_partitions_are_known_until_the_broker_was_asked_again(layout: Layout, p
     with relatum.ContextRouter(layout.super_stream, place.database, broker=place.amqp) as router:
         core = router._core
         core.open(with_database=False)
-        core.forget_layout()
+        core.has_layout = False
         assert not core.has_layout
         assert core.unnamed("x").stream in {each.stream for each in layout}
 

@@ -131,6 +131,18 @@ def test_transactions_that_use_up_the_connections_cost_no_lease(stage: Stage) ->
     in_a_try(is_kept, 3, what="both leases kept")
 
 
+def test_a_member_delivers_nothing_after_its_machine_slept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that slept for longer than the lease delivers nothing before it has renewed the lease."""
+    stage.bed.publish(0, "a", "a1")
+    with stage.consumer(batch_s=0, lease_s=600.0) as consumer:
+        next_batches(consumer, 1)[0].give_back()
+        clock = time.clock_gettime
+        with monkeypatch.context() as asleep:
+            asleep.setattr(time, "clock_gettime", lambda which: clock(which) + 3_600)
+            assert consumer.next_batch(0) is None
+        assert consume(consumer, 1) == ["a1"]
+
+
 def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """The lease is renewed while threads of the application keep the interpreter busy."""
     ended = threading.Event()

@@ -413,7 +413,7 @@ class World:
                 return step
             case Asked("switch", (move_id, attempt, marker_offset)):
                 return self._switch(move_id, attempt, marker_offset)
-            case Asked("set_aborting", (move_id,)):
+            case Asked("set_aborting", (move_id, _)):
                 return self._set_aborting(move_id)
         raise AssertionError(request)
 

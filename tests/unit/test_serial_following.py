@@ -17,7 +17,6 @@ from relatum.contexts._partition_log import (
     Control,
     Data,
     Entry,
-    EntryReader,
     Fence,
     Marker,
     MovedBefore,
@@ -220,6 +219,7 @@ def test_adoptions_of_messages_that_are_gone_end_with_their_hold() -> None:
 RECORDS = st.lists(
     st.one_of(
         st.builds(lambda context, epoch: data(context, epoch, "x"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.just(b"no message"),
         st.builds(lambda epoch: control(Fence(epoch, epoch, frozenset("ab"))), st.integers(1, 4)),
         st.builds(lambda epoch: control(Marker(epoch + 9, epoch, frozenset("bc"), "s", 1)), st.integers(1, 4)),
     ),
@@ -249,28 +249,19 @@ def test_however_it_is_cut_the_log_alone_decides(records: Sequence[bytes], cuts:
     for move_id in partition.waiting_holds():
         partition.release(move_id, 9.0)
     drain(release=True)
-    log, read = PartitionLog(), EntryReader(CONTEXT_HEADER)
+    log, messages = PartitionLog(), [Message.from_record("p", *each) for each in enumerate(records)]
+    entries = [entry_of(message.headers, message.body, CONTEXT_HEADER) for message in messages]
     expected: dict[str | None, list[int]] = {}
-    for offset, raw in enumerate(records):
-        entry = read(Message.from_record("p", offset, raw))
+    for offset, entry in enumerate(entries):
         verdict = log.judge(offset, entry)
         if isinstance(entry, Data) and verdict is not None and verdict.value in ("deliver", "hold"):
             expected.setdefault(entry.context, []).append(offset)
     found: dict[str | None, list[int]] = {}
     for offset in handed:
-        entry = read(Message.from_record("p", offset, records[offset]))
+        entry = entries[offset]
         assert isinstance(entry, Data)
         found.setdefault(entry.context, []).append(offset)
     assert found == expected
-
-
-@given(st.text(max_size=40), st.integers(0, 2**63), st.binary(max_size=9))
-def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: bytes) -> None:
-    """A look at a record's headers classifies it in the same way as decoding it."""
-    raw = record({"other": "x", CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body)
-    message = Message.from_record("p", 0, raw)
-    assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
-    assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
 
 
 def test_what_was_held_is_handed_out_in_batches_of_their_bytes() -> None:

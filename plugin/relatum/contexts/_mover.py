@@ -74,9 +74,9 @@ def go_on(world: "Mover", move_id: int) -> MoveStep:
     return _complete(world, world.look(move_id))
 
 
-def abort(world: "Mover", move_id: int) -> MoveStep:
+def abort(world: "Mover", move_id: int, reason: str | None = None) -> MoveStep:
     """Abort a move: its contexts stay in the source. A completed move raises `MoveConflict`."""
-    found = world.set_aborting(move_id)
+    found = world.set_aborting(move_id, reason)
     if found.state is MoveState.SWITCHED:
         raise MoveConflict(
             f"move {move_id} was completed: move its contexts back to {found.source!r} instead",
@@ -148,14 +148,12 @@ class Mover:
         streams: ControlStreams,
         *,
         retry_s: float = RETRY_S,
-        reason: str | None = None,
         on_progress: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
         self._streams = streams
         store.outages.name(Server.BROKER, str(streams.address))
         self._retry_s = retry_s
-        self._reason = reason
         self._on_progress = on_progress
         # Unique for this move: it lets a repeated `begin` find the move of the first call.
         self._holder = new_holder()
@@ -163,10 +161,7 @@ class Mover:
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
-        """Perform all steps of `move`, `go_on` or `abort`, and return the ended move.
-
-        If the move stops, the error names its state, and the field `move_id` has its number.
-        """
+        """Perform all steps of `move`, `go_on` or `abort`, and return the ended move."""
         try:
             return steps(self, *given)
         except RelatumError as error:
@@ -183,14 +178,14 @@ class Mover:
         return self._persist(self._streams.end_of, stream)
 
     def begin(self, *move: Any) -> MoveStep:
-        return self._remember(self._persist(self._store.begin, *move, self._holder))
+        return self._advance(self._store.begin, *move, self._holder)
 
     def look(self, move_id: int) -> MoveStep:
         self._persist(self._store.attend, move_id, self._holder)
-        return self._remember(self._persist(self._store.look, move_id))
+        return self._advance(self._store.look, move_id)
 
     def assign_fence_epoch(self, move_id: int) -> MoveStep:
-        return self._remember(self._persist(self._store.assign_fence_epoch, move_id))
+        return self._advance(self._store.assign_fence_epoch, move_id)
 
     def publish(self, stream: str, control: Control) -> None:
         self._persist(self._streams.publish, stream, control)
@@ -199,13 +194,13 @@ class Mover:
         return self._persist(self._streams.find, stream, control, from_offset)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        return self._remember(self._persist(self._store.set_fenced, move_id, attempt, fence_offset))
+        return self._advance(self._store.set_fenced, move_id, attempt, fence_offset)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        return self._remember(self._persist(self._store.switch, move_id, attempt, marker_offset))
+        return self._advance(self._store.switch, move_id, attempt, marker_offset)
 
-    def set_aborting(self, move_id: int) -> MoveStep:
-        return self._remember(self._persist(self._store.set_aborting, move_id, self._reason))
+    def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
+        return self._advance(self._store.set_aborting, move_id, reason)
 
     def elapsed_s(self) -> float:
         return elapsed_s()
@@ -222,14 +217,11 @@ class Mover:
             try:
                 self._attend()
                 answer = step(*given)
-            except _RETRIED as error:
-                if time.monotonic() >= give_up_at or has_passed():
+            except BaseException as error:
+                if not isinstance(error, _RETRIED) or time.monotonic() >= give_up_at or has_passed():
                     outages.forget(step_name)
                     raise
                 outages.failed(step_name, error)
-            except BaseException:
-                outages.forget(step_name)
-                raise
             else:
                 outages.over(step_name)
                 return answer
@@ -241,7 +233,9 @@ class Mover:
             self._store.attend(self._last_state.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
-    def _remember(self, found: MoveStep) -> MoveStep:
+    def _advance(self, step: Callable[..., MoveStep], *given: Any) -> MoveStep:
+        """Perform a step that returns the move, and report a new state."""
+        found = self._persist(step, *given)
         has_advanced = self._last_state is None or found.state is not self._last_state.state
         self._last_state = found
         if has_advanced:
@@ -308,11 +302,11 @@ class Movers:
                 moved |= step.names
         raise Conflict("other movers are moving the same contexts to other partitions: call again later")
 
-    def perform(self, steps: Callable[[Mover, int], MoveStep], move_id: int, *, reason: str | None = None) -> Move:
-        return self.store.move(self._mover(reason).run(steps, move_id).move_id)
+    def perform(self, steps: Callable[..., MoveStep], *given: Any) -> Move:
+        return self.store.move(self._mover().run(steps, *given).move_id)
 
-    def _mover(self, reason: str | None = None) -> Mover:
-        return Mover(self.store, self.streams, retry_s=self.retry_s, reason=reason, on_progress=self._report_progress)
+    def _mover(self) -> Mover:
+        return Mover(self.store, self.streams, retry_s=self.retry_s, on_progress=self._report_progress)
 
     def _report_progress(self, move: Move) -> None:
         with self._progress_lock:
@@ -340,10 +334,7 @@ class Movers:
         ]
 
     def _perform_all(self, planned: Sequence[_PlannedMove]) -> list[MoveStep]:
-        """Perform several moves at a time, and return the ended ones. If one stops, no other begins.
-
-        The result excludes moves whose contexts had all left the source before the move began.
-        """
+        """Perform several moves at a time, and return the ended ones. If one stops, no other begins."""
         threads = Threads(self.at_once, "relatum-move")
         moves = [threads.submit(self._perform_one, *each) for each in planned]
         try:

@@ -18,7 +18,6 @@ from relatum.contexts._partition_log import (
     CONTROL_BYTES,
     Adoption,
     Entry,
-    EntryReader,
     Hold,
     Marker,
     PartitionLog,
@@ -76,8 +75,8 @@ class Piece:
         return len(self.batch)
 
     def message(self, at: int) -> Message:
-        [message] = self.cut(at, at + 1).each_message()
-        return message
+        batch = self.batch
+        return Message.from_record(batch.stream, batch.offsets[at], batch.records[at], batch.chunk_ms)
 
     def cut(self, start: int, end: int) -> RecordBatch:
         batch, offsets = self.batch, self.batch.offsets[start:end]
@@ -149,7 +148,7 @@ class Following:
         self.stored_holds: set[int] = set(opened.since)
         self._unread_holds: set[int] = set(opened.since)
         self._begun_at = {move_id: now - open_s for move_id, open_s in opened.since.items()}
-        self._entry = EntryReader(header)
+        self._header = header
         self._options = options
         self._step = Step(opened.position)
         self._returned: Step | None = None
@@ -254,7 +253,7 @@ class Following:
             if message.offset in piece.foreign:
                 self.log.lost_to(message.offset + 1)
                 continue
-            entry = self._entry(message)
+            entry = entry_of(message.headers, message.body, self._header)
             verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)
@@ -358,7 +357,6 @@ class Following:
         if step is not self.outstanding and step is not self._returned:
             return []  # The step is from before a reopening.
         self.version += 1
-        self.in_doubt = None
         self.outstanding = None
         if self._returned is step:
             # A cancelled task, for example, gave the step back while it was being committed.

@@ -8,6 +8,7 @@ publish them without checking whether another mover has done so.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,9 +17,6 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from relatum.common.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.common.limits import INTEGER_MAX
-from relatum.errors import UndecodableMessage
-from relatum.reading import Message, header_value
-from relatum.wire import amqp10
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
 """Bytes that every control message contains, and few other messages do."""
@@ -29,7 +27,8 @@ CONTENT_TYPE: Final = "application/json"
 _TEXTS: Final = frozenset({"source", "stream", "context"})
 """The text fields of control messages."""
 
-_DIGITS_MAX: Final = len(str(INTEGER_MAX))
+# At most as many digits as a bigint has: Python refuses to parse very long numbers.
+_PLACED: Final = re.compile(r"([0-9]{1,19})-([^-]+)-([0-9]{1,19})")
 
 
 class Placed(NamedTuple):
@@ -44,13 +43,8 @@ class Placed(NamedTuple):
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
-        if not isinstance(text, str):
-            return None
-        epoch, _, rest = text.partition("-")
-        session, _, number = rest.partition("-")
-        if not (session and _is_number(epoch) and _is_number(number)):
-            return None
-        return cls(int(epoch), session, int(number))
+        match = _PLACED.fullmatch(text) if isinstance(text, str) else None
+        return None if match is None else cls(int(match[1]), match[2], int(match[3]))
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.session}-{self.number}"
@@ -137,30 +131,6 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
 
 
-class EntryReader:
-    """Returns the entry of a message, and decodes only the headers that the entry needs."""
-
-    def __init__(self, header: str) -> None:
-        self._header = header
-        self._header_slots = {header.encode(): 0, PLACED_HEADER.encode(): 1}
-        # Since RabbitMQ 3.13, headers named `x-…` are in another section.
-        self._is_plain = not header.startswith("x-")
-
-    def __call__(self, message: Message) -> Entry:
-        raw = message.raw
-        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
-            return entry_of(message.headers, message.body, self._header)
-        found: list[object] = [None, None]
-        try:
-            for code, start, _ in amqp10.find_sections(raw):
-                if code == amqp10.APPLICATION_PROPERTIES:
-                    amqp10.pick(raw, start, self._header_slots, found)
-        except UndecodableMessage:
-            found = [None, None]
-        context = header_value(found[0])
-        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
-
-
 def _is_storable(name: str, value: object) -> bool:
     if name == "contexts":
         return isinstance(value, frozenset) and all(map(_is_text, value))
@@ -174,11 +144,6 @@ def _is_text(value: object) -> bool:
         return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
-
-
-def _is_number(text: str) -> bool:
-    # Limit the digits: Python refuses to parse very long numbers.
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
 
 
 class Verdict(Enum):
@@ -337,12 +302,11 @@ def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -
     starts before the fence. Such a start moves back to the marker. Read the starts before the moves, and pass all moves
     of the super stream; those without a known fence have no marker yet.
     """
-    consistent = dict(starts)
-    known = [move for move in moves if move.fence_offset is not None]
+    consistent, moves = dict(starts), list(moves)
     has_changed = True
     while has_changed:
         has_changed = False
-        for move in known:
+        for move in moves:
             source, target = consistent.get(move.source), consistent.get(move.target)
             if source is None or target is None or move.fence_offset is None:
                 continue

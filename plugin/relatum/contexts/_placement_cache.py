@@ -87,10 +87,7 @@ class PlacementCache:
 
 
 class Unchecked:
-    """Published messages that are not yet known to be valid, in order for each name. Thread-safe.
-
-    A refresh removes the messages that it proves valid. The router settles the others one by one.
-    """
+    """Published messages that are not yet known to be valid, in order for each name. Thread-safe."""
 
     def __init__(self, messages_max: int) -> None:
         self._messages_max = messages_max

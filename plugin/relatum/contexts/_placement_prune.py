@@ -10,8 +10,7 @@ from relatum.contexts._placements import PartitionState
 from relatum.contexts._super_stream_rows import OF_VHOST, partitions_in
 from relatum.errors import StreamNotFound
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
-from relatum.store.database import sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import sql, transaction
 
 KEEP_S: Final = 3600.0
 """Seconds until a released placement is deleted: longer than a router may use its cache without a refresh."""
@@ -98,7 +97,7 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
         batch_rows: Maximum placements deleted in one transaction. Default: 10,000.
     """
     address = BrokerAddress.of(broker)
-    with translated_errors(), engine.connect() as connection:
+    with transaction(engine) as connection:
         ids = list(connection.scalars(OF_VHOST, {"vhost": address.vhost}))
     if not ids:
         return 0
@@ -114,20 +113,17 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
 def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
     """Delete one batch of placements that were released over `older_s` ago, oldest first; return their number."""
     wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         return connection.execute(FORGET_RELEASED, wanted).scalar_one_or_none() or 0
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete moves that later moves supersede, once retention has dropped what both wrote; return the row count.
-
-    `first_offsets`: The first retained offsets of partitions; `INTEGER_MAX`: the stream was deleted.
-    """
+    """Delete moves that later moves supersede, once retention has dropped what both wrote; return the row count."""
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0
     while True:
         of_page = {"super_stream_id": super_stream_id, "after": after, "most": MOVES}
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             moves = list(connection.scalars(ENDED_MOVES, of_page))
             if not moves:
                 return deleted
@@ -137,7 +133,8 @@ def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping
 
 
 def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader) -> dict[int, int]:
-    with translated_errors(), engine.connect() as connection:
+    """Return the first retained offsets of partitions; `INTEGER_MAX`: the stream was deleted."""
+    with transaction(engine) as connection:
         rows = partitions_in(connection, super_stream_id)
     first_offsets: dict[int, int] = {}
     for row in rows:

@@ -140,10 +140,7 @@ def _placed(to_lock: str) -> sa.TextClause:
 
 
 PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
-"""Places names that have no placement. Returns the columns of `Placement` for the new ones, and `open_sets`.
-
-In each row, `open_sets` is the number of open sets in all locked partitions.
-"""
+"""Places names without a placement. Returns the columns of `Placement`, and the open sets of all locked partitions."""
 
 # The condition on `placed` makes the partitions' locks wait for those of the names.
 PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
@@ -227,18 +224,14 @@ class PlacementStore:
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is not a partition of {self.super_stream!r}", stream=min(unknown))
-        wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
-        self.database.rows(SET_WEIGHTS, wanted)
+        self._select(SET_WEIGHTS, streams=list(weights), weights=list(map(float, weights.values())))
         self._active_until = 0.0
 
     def generation(self) -> int:
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Return the generation, and the placements that changed after generation `since`.
-
-        The placements are None if `since` is None, or if its changes are no longer stored: drop the cache then.
-        """
+        """Return the generation, and the placements that changed after `since`; None if these are not stored."""
         rows = self.database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
             raise not_found(self.super_stream)
@@ -264,12 +257,11 @@ class PlacementStore:
         `open_sets_max`, `TooManyOpenSets` is raised and no name is placed.
         """
         found = {} if are_new else self.find(names, on_primary=True)
-        for attempt in range(_ATTEMPTS_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
-            rows = self._insert(missing, choose, open_sets_max, fresh=attempt > 0)
-            found |= {row.name: _placement(row) for row in rows}
+            found |= {row.name: _placement(row) for row in self._insert(missing, choose, open_sets_max)}
             # Another router has placed the other names.
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
@@ -280,9 +272,9 @@ class PlacementStore:
             )
         return found
 
-    def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None, *, fresh: bool) -> Sequence[Any]:
+    def _insert(self, names: Sequence[str], choose: Choose, open_sets_max: int | None) -> Sequence[Any]:
         """Place names that have no placement. Returns no rows if a chosen partition has been retired."""
-        if fresh or time.monotonic() >= self._active_until:
+        if time.monotonic() >= self._active_until:
             self._active = [row for row in self.partitions() if row.state is PartitionState.ACTIVE]
             self._active_until = time.monotonic() + _PARTITIONS_CACHE_S
         active = {row.partition_id: row for row in self._active}
@@ -318,14 +310,12 @@ class PlacementStore:
         except RowRefused as refused:
             cause = refused.__cause__
             if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
+                self._active_until = 0.0
                 return []
             raise
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Release placements, given as (name, epoch); return the names that are moving.
-
-        A placement changes only if it has had that epoch since it was opened, and is still open.
-        """
+        """Release placements, given as (name, epoch), as `RELEASE`; return the names that are moving."""
         epochs = dict(released)
         rows = self._select(RELEASE, names=list(epochs), epochs=list(epochs.values()))
         if time.monotonic() >= self._forget_at:
@@ -356,7 +346,7 @@ class PlacementStore:
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        self.database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
+        self._select(SET_IDLE, idle_s=None if idle_s is None else float(idle_s))
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
         return self.database.rows(statement, self._with_id(**wanted))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Self, TypeAlias
 
 from relatum.common.checks import checked_names
@@ -273,15 +273,9 @@ def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) ->
     Each share is exact to within one context. All contexts leave a partition that has no weight or weight 0.
     """
     quotas = _quotas(placed, weights)
-    leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]
-    arriving: dict[str, tuple[str, ...]] = {}
-    at = 0
-    for stream, quota in quotas.items():
-        missing = quota - len(placed.get(stream, ()))
-        if missing > 0:
-            arriving[stream] = tuple(leaving[at : at + missing])
-            at += missing
-    return arriving
+    leaving = chain.from_iterable(names[quotas.get(stream, 0) :] for stream, names in placed.items())
+    missing = {stream: quota - len(placed.get(stream, ())) for stream, quota in quotas.items()}
+    return {stream: tuple(islice(leaving, count)) for stream, count in missing.items() if count > 0}
 
 
 def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, int]:

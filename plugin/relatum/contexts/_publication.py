@@ -116,7 +116,7 @@ class Publications:
         deadline = self._clock() + self._options.timeout_s
         placement = self._open_placement(name, deadline, stream)
         if self._must_settle_first(name, placement):
-            self._settle_all(name, deadline, must=True)
+            self.settle(name, deadline - self._clock())
             placement = self._open_placement(name, deadline, stream)
         return placement
 
@@ -138,8 +138,10 @@ class Publications:
 
         With `must=False` and `when_database_away="known"`, they stay unchecked while the database is unavailable.
         """
-        timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        self._settle_all(name, self._clock() + timeout_s, must=must)
+        deadline = self._clock() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        if self._look(deadline, must=must):
+            for sent in self.unchecked.of(name, self._checked_mark):
+                self._settle(sent, deadline)
 
     def look(self) -> None:
         """Refresh the cache once, which proves messages with unchanged placements valid."""
@@ -244,12 +246,6 @@ class Publications:
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
             return True
-
-    def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
-        """Make all messages of a name valid, in order, unless they may stay unchecked for now."""
-        if self._look(deadline, must=must):
-            for sent in self.unchecked.of(name, self._checked_mark):
-                self._settle(sent, deadline)
 
     def _settle(self, sent: Sent, deadline: float) -> None:
         """Make a message valid, in its partition or by an adoption in another one. Call this after a refresh."""

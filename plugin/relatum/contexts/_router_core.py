@@ -94,7 +94,7 @@ class RouterCore:
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
-        """Whether messages without a name can be published."""
+        """Whether messages without a name can be published. False: the next one first reads the layout (again)."""
         self._take_over_at = 0.0
         self._refresh_lock = threading.Lock()
         self._tickets = itertools.count(1)
@@ -154,11 +154,6 @@ class RouterCore:
                 "another router for it; nothing was sent"
             )
 
-    def forget_layout(self) -> None:
-        """Mark the layout as outdated: the next message without a name reads it again."""
-        # Keep the partitions until then: other threads may be choosing among them.
-        self.has_layout = False
-
     def close(self) -> None:
         self._ending.end_in(END_S)
         with self._lock, self._count_lock:
@@ -173,10 +168,7 @@ class RouterCore:
         metrics.retire(self)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """Return the current generation, and the placements that changed after `since`; None if these are unknown.
-
-        One query serves all calls that were made before it began.
-        """
+        """Refresh; see `PlacementStore.changes`. One query serves all calls that were made before it began."""
         ticket = next(self._tickets)
         has_lock = self._refresh_lock.acquire(timeout=REFRESH_TURN_S)
         try:

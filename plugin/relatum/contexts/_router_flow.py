@@ -6,11 +6,11 @@ there they await only blocking code, so they never suspend.
 
 import copy
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -38,6 +38,9 @@ Options = TypeVar("Options", bound=RouterOptions)
 T = TypeVar("T")
 
 
+_NO_PROPERTIES: Final = BasicProperties()
+
+
 @dataclass(frozen=True, slots=True)
 class PikaCall:
     channel: Any
@@ -47,12 +50,9 @@ class PikaCall:
     mandatory: bool
 
     @property
-    def headers(self) -> Mapping[str, Any] | None:
-        return self.properties.headers if self.properties else None
-
-    @property
-    def message_id(self) -> str | None:
-        return self.properties.message_id if self.properties else None
+    def envelope(self) -> Any:
+        """The object with the message's headers and its `message_id`."""
+        return self.properties or _NO_PROPERTIES
 
     def require_confirms(self) -> None:
         if not isinstance(self.channel, BlockingChannel):
@@ -79,7 +79,7 @@ class PikaCall:
                 core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
             )
         except UnroutableError:
-            core.forget_layout()
+            core.has_layout = False
             raise
         core.published_unnamed()
         return result
@@ -95,12 +95,8 @@ class AioPikaCall:
     kwargs: dict[str, Any]
 
     @property
-    def headers(self) -> Mapping[str, Any] | None:
-        return self.message.headers
-
-    @property
-    def message_id(self) -> str | None:
-        return self.message.message_id
+    def envelope(self) -> Any:
+        return self.message
 
     def require_confirms(self) -> None:
         if not channel_of(self.target).publisher_confirms:
@@ -126,7 +122,7 @@ class AioPikaCall:
     async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
         result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
         if was_returned(result):
-            core.forget_layout()
+            core.has_layout = False
         else:
             core.published_unnamed()
         return result
@@ -225,10 +221,7 @@ class RouterBase(Generic[Options]):
         raise NotImplementedError
 
     async def _publish_locked(self, call: Call, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
-        """Publish a message, and return its placement and the client's result. The caller holds the name's lock.
-
-        `stream`: The partition to place a new name in; None: the balance rule chooses.
-        """
+        """Publish a message, and return its placement and the client's result. The caller holds the name's lock."""
         call.require_confirms()
         core, publications = self._core, self._core.publications
         if not core.is_open:
@@ -239,7 +232,7 @@ class RouterBase(Generic[Options]):
             placement = await self._call(publications.place, name, stream)
         sent = publications.next_of(placement)
         try:
-            headers = {**(call.headers or {}), core.options.header: sent.name, PLACED_HEADER: str(sent.wanted)}
+            headers = {**(call.envelope.headers or {}), core.options.header: sent.name, PLACED_HEADER: str(sent.wanted)}
             result = await call.send_named(core, placement, headers)
         except PublishOutcomeUnknown as error:
             error.settle = self._for_application(self._settle_unknown, error.settle, sent)
@@ -300,7 +293,7 @@ class ContextFlow(RouterBase[ContextOptions]):
     _options_class = ContextOptions
 
     async def _publish(self, call: Call) -> Any:
-        name = self._core.name_of(call.headers)
+        name = self._core.name_of(call.envelope.headers)
         if name is None:
             return await call.send_unnamed(self._core, await self._unnamed_partition(call))
         # Do not suspend before the lock: messages of a name are published in the order of the calls.
@@ -318,7 +311,7 @@ class AffinityFlow(RouterBase[AffinityOptions]):
 
     async def _publish(self, call: Call) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
-        request = set_request_of(call.headers, core.options.header)
+        request = set_request_of(call.envelope.headers, core.options.header)
         # For a cached set, do not suspend before its lock: its messages are published in the order of the calls.
         place = predecessors.cached(request)
         if place is None:
@@ -328,13 +321,13 @@ class AffinityFlow(RouterBase[AffinityOptions]):
             # To the predecessor's partition, or by the balance rule.
             partition = core.active(place.stream or "") or await self._unnamed_partition(call)
             result = await call.send_unnamed(core, partition)
-            predecessors.remember(SetPlace(None, partition.stream), call.message_id)
+            predecessors.remember(SetPlace(None, partition.stream), call.envelope.message_id)
             return result
         async with self._locks(place.name):
             if sets.is_ending(place.name):
                 await self._call(sets.close_ended, place.name)
             placement, result = await self._publish_locked(call, place.name, stream=place.stream)
-            predecessors.remember(SetPlace(placement.name, placement.stream), call.message_id)
+            predecessors.remember(SetPlace(placement.name, placement.stream), call.envelope.message_id)
             sets.record_use(placement.name, placement.epoch, is_last=request.is_last)
         return result
 

@@ -29,7 +29,6 @@ from relatum.reading import Message
 from relatum.store.catalog import key_definitions
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.affinity")
 
@@ -138,7 +137,7 @@ class Predecessors:
     def _find_recorded(self, predecessor: str, partitions: Collection[str]) -> SetPlace:
         """Find the newest message with a `message_id` in the relationship table."""
         given = {"vhost": self._core.control_streams.address.vhost, "partitions": partitions}
-        with translated_errors(), self._core.store.database.engine.connect() as connection:
+        with self._core.store.database.transaction() as connection:
             keys = [key for key in key_definitions(connection) if tuple(key.sources) == SOURCE]
             if not keys:
                 _refuse(

@@ -56,7 +56,7 @@ class BatchBase:
 
     def context_of(self, message: Message) -> str | None:
         """Return a message's serialization context, or None."""
-        context = message.headers.get(self._source.member.header or "")
+        context = message.headers.get(self._source.member.header)
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
@@ -181,10 +181,7 @@ class ConsumerBase:
         return self._member.stopping.is_set() or (stop is not None and stop.is_set())
 
     def _acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None = None) -> None:
-        """Acknowledge a batch, and retry while PostgreSQL is unavailable. After `stop`, give the batch back instead.
-
-        If another member took over the partition, log that and return.
-        """
+        """Acknowledge a batch, and retry while PostgreSQL is unavailable. After `stop`, give the batch back instead."""
         outages, task = self._member.outages, f"acknowledging a batch of {batch.partition!r}"
         pauses, stopping = backoff(), self._member.stopping
         while not stopping.is_set():
@@ -218,13 +215,10 @@ class ConsumerBase:
             batch.give_back()
             raise
 
-    def _check_open(self) -> None:
+    def _status(self) -> SerialStatus:
         self._check_running()
         if self._is_closed:
             raise UsedAfterClose("the consumer was closed: create another one")
-
-    def _status(self) -> SerialStatus:
-        self._check_open()
         with StreamReader.open(self._address) as reader:
             return read_status(self._store.database, self._store.consumer_id, reader)
 

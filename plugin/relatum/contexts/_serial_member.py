@@ -1,7 +1,7 @@
 """One member of a serial consumer: its lease, its share of the partitions, and its batches, in one event loop.
 
-A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
-fires first. PostgreSQL refuses its writes until then.
+A process that was frozen, or slept with its machine, for longer than its lease delivers nothing before it has renewed
+the lease, whichever timer fires first. PostgreSQL refuses its writes until then.
 """
 
 import asyncio
@@ -18,11 +18,13 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from relatum import metrics
+from relatum.common.headers import CONTEXT_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.waiting import ComponentLoop, Outages, RepeatedTask, Threads, log_failure
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._publication import elapsed_s
 from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import AccessRefused, ConfigurationError, StreamNotFound
@@ -62,8 +64,8 @@ class Member:
         self.outages = Outages(logger, broker=str(address), database=store.database.address.name)
         self.store = store
         self.options = options
-        self.header = options.header
-        """The header that names contexts; None until it is known."""
+        self.header = options.header or CONTEXT_HEADER
+        """The header that names contexts; the stored one after the start."""
         self.refused: AccessRefused | ConfigurationError | None = None
         """Why the broker refuses this member, or None."""
         self.stopping = threading.Event()
@@ -196,7 +198,7 @@ class Member:
         # Do not release partitions while the database's holders are being read.
         async with self._share_lock:
             reach.look()
-            began = time.monotonic()
+            began = elapsed_s()
             is_busy = reach.is_cut_off and self._stop_delivery()
             share, partitions = await self._call_for_lease(partial(self.store.share, reach, is_busy=is_busy))
             self._apply_share(share, partitions)
@@ -277,7 +279,7 @@ class Member:
             self.loop.call(self._end_wait, waiting)
             return None
         partition, step = waiting.result()
-        if time.monotonic() < self._leased_until:
+        if elapsed_s() < self._leased_until:
             return partition, step
         # The lease has expired since the batch was handed out.
         partition.give_back(step)
@@ -341,8 +343,10 @@ class Member:
                 waiting.set_exception(error)
 
     def _next_partition(self) -> Partition | None:
+        if elapsed_s() >= self._leased_until:
+            return None
         now = time.monotonic()
-        due = [each for each in self._partitions.values() if each.is_due(now)] if now < self._leased_until else ()
+        due = [each for each in self._partitions.values() if each.is_due(now)]
         partition = min(due, key=lambda each: each.served, default=None)
         if partition is not None:
             self._served += 1

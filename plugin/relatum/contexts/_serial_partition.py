@@ -24,7 +24,6 @@ from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import Adoption
 from relatum.contexts._serial_store import lost
 from relatum.errors import (
-    DatabaseUnavailable,
     OffsetExpired,
     OffsetNotFound,
     PartitionLost,
@@ -55,6 +54,9 @@ def reading_of(stream: str) -> str:
 class Partition:
     """One partition. Not thread-safe, except for commits and `give_back`: only the loop calls it."""
 
+    _opened: Opened
+    """The stored state, as of the subscription."""
+
     def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
         self.member = member
         self.partition_id = partition_id
@@ -62,10 +64,9 @@ class Partition:
         self.following: Following | None = None
         """The partition's messages and progress; None before it is opened."""
         self.subscription = self.served = 0
-        """The number of the subscription, 0 to ignore events; and the partition's last turn."""
+        """The number of the subscription, 0 for none; and the partition's last turn."""
         self._store = member.store
         self._events: deque[Event] = deque()
-        self._opened: Opened | None = None
         self._pauses = backoff()
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +101,7 @@ class Partition:
     async def _process_events(self) -> None:
         """Open the partition at its stored position if needed, and handle the events received."""
         while True:
-            if self._opened is None or (self.following is not None and self.following.is_over):
+            if not self.subscription or (self.following is not None and self.following.is_over):
                 self._forget()
                 opened = await self.member.loop.ask(self._store.open, self.partition_id)
                 if opened is None:
@@ -117,7 +118,7 @@ class Partition:
         """Drop the unstored state and the events. The task then opens the partition again."""
         if self.following is not None:
             self.following.is_over = True
-        self.following = self._opened = None
+        self.following = None
         self.subscription = 0
         self.member.follower.done(*self._events)
         self._events.clear()
@@ -147,17 +148,14 @@ class Partition:
 
     def _open(self) -> None:
         """Start delivery: the follower has checked the stream. After a lost connection, the partition is still open."""
-        opened, header = self._opened, self.member.header
-        assert opened is not None, "events follow the opening"
-        assert header is not None, "the member has started"
         if self.following is not None:
             return
-        following = Following(
-            self.partition_id, self.stream, opened, header=header, options=self.member.options, now=time.monotonic()
-        )
-        extra = {"stream": self.stream, "position": following.position, "from": opened.read_from}
+        opened, member = self._opened, self.member
+        extra = {"stream": self.stream, "position": opened.position, "from": opened.read_from}
         logger.info("partition %r opened", self.stream, extra=extra)
-        self.following = following
+        self.following = Following(
+            self.partition_id, self.stream, opened, header=member.header, options=member.options, now=time.monotonic()
+        )
 
     async def _add_records(self, event: Records) -> bool:
         following = self.following
@@ -176,7 +174,6 @@ class Partition:
     async def _skip_hole(self, hole: Hole) -> None:
         """Skip messages that retention dropped. Read their fences and markers from the database."""
         opened, following = self._opened, self.following
-        assert opened is not None, "events follow the opening"
         assert following is not None, "holes follow the attachment"
         if following.has_read:
             # Reopened at its stored position, the partition gets the same hole again.
@@ -288,12 +285,10 @@ class Partition:
         following = self.check(step)
         if self._was_committed(following, step):
             return
-        token = self._store.tokens.new()
-        try:
-            is_stored = self._store.commit(following, step, token)
-        except DatabaseUnavailable:
-            following.in_doubt = token
-            raise
+        # Without an answer, the commit stays in doubt.
+        following.in_doubt = token = self._store.tokens.new()
+        is_stored = self._store.commit(following, step, token)
+        following.in_doubt = None
         if not is_stored:
             self._drop(following)
             raise lost(self.stream, self._store.name)
@@ -305,7 +300,7 @@ class Partition:
         token = following.in_doubt
         if token is None:
             return False
-        was_committed = self._store.was_committed(token)
+        was_committed = self._store.tokens.was_committed(self._store.database.engine, token)
         following.in_doubt = None
         if was_committed:
             self._report_commit(step)
@@ -340,7 +335,6 @@ class Partition:
     def _move_position_back(self) -> None:
         """Move the position to two minutes before the last message read, or to the start if the stream lost those."""
         opened = self._opened
-        assert opened is not None, "events follow the opening"
         assert opened.known_by is not None, "only a stream that was read before can be replaced"
         reader = self.member.follower.reader()
         bounds = leaders_bounds(reader, self.stream)
@@ -385,7 +379,7 @@ class Partition:
         """
         try:
             found = self.member.follower.reader().read(adoption.stream, adoption.offset)
-            if found.headers.get(self.member.header or "") == adoption.context:
+            if found.headers.get(self.member.header) == adoption.context:
                 return found
         except (OffsetExpired, StreamNotFound):
             pass

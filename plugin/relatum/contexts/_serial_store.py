@@ -294,12 +294,11 @@ class ConsumerStore:
             holds = execute(HOLDS_OF).all()
             read_from = min([row.position, *(hold.marker_offset for hold in holds), *execute(SCANS).scalars()])
             floors = dict(execute(FLOORS, offset=read_from).all())
-        known_by = None
-        if row.last_offset is not None:
-            known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
+        position, version, *last = row
+        known = None if last[0] is None else Position(*last)
         cursors = {hold.move_id: hold.cursor for hold in holds}
         since = {hold.move_id: hold.since_s for hold in holds}
-        return Opened(row.position, row.version, known_by, cursors, since, floors, read_from)
+        return Opened(position, version, known, cursors, since, floors, read_from)
 
     def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
         """Move the position back, or to the start of a stream that was declared again.
@@ -360,9 +359,6 @@ class ConsumerStore:
             "version": following.version,
             "position": step.position,
         }
-
-    def was_committed(self, token: UUID) -> bool:
-        return self.tokens.was_committed(self.database.engine, token)
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:

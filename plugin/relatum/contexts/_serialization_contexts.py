@@ -288,7 +288,7 @@ class SerializationContexts(Closing):
         if reason is not None:
             checked_text("reason", reason)
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
-        return self._movers(progress).perform(moving.abort, move_id, reason=reason)
+        return self._movers(progress).perform(moving.abort, move_id, reason)
 
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
         """Add empty partitions to the super stream, and return their streams.

@@ -42,12 +42,15 @@ _ADD_SUPER_STREAM: Final = sql("""
 
 IDLE_S: Final = sql("SELECT idle_s FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer")
 
-_SET_IDLE: Final = """
+SET_IDLE: Final = sql("""
     UPDATE relatum.super_streams SET idle_s = :idle_s::double precision
-    WHERE super_stream_id = :super_stream_id::integer"""
+    WHERE super_stream_id = :super_stream_id::integer""")
 
-SET_IDLE: Final = sql(_SET_IDLE)
-_SET_FIRST_IDLE: Final = sql(f"{_SET_IDLE} AND idle_s IS NULL")
+# Another router may have stored its value since this one read the row.
+_SET_FIRST_IDLE: Final = sql("""
+    UPDATE relatum.super_streams SET idle_s = coalesce(idle_s, :idle_s::double precision)
+    WHERE super_stream_id = :super_stream_id::integer
+    RETURNING idle_s""")
 
 GENERATION: Final = sql("""
     SELECT generation FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer""")
@@ -69,14 +72,10 @@ PARTITIONS: Final = sql("""
     ORDER BY place, partition_id""")
 """The columns of `PartitionRow`, in order."""
 
-_ADD_PARTITION: Final = sql("""
+_PUT_PARTITION: Final = sql("""
     INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place)
     VALUES (:super_stream_id::integer, :stream::text, :binding_key::text, :place::integer)
-    ON CONFLICT DO NOTHING""")
-
-_CHANGE_PARTITION: Final = sql("""
-    UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
-    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+    ON CONFLICT (super_stream_id, stream) DO UPDATE SET binding_key = excluded.binding_key, place = excluded.place""")
 
 # All statements lock partitions in the order of their ids.
 SET_WEIGHTS: Final = sql("""
@@ -182,9 +181,7 @@ def open_super_stream(
 
 def _agree_on_idle(execute: Execute, name: str, idle_s: float, *, stored: float | None) -> None:
     if stored is None:
-        execute(_SET_FIRST_IDLE, idle_s=idle_s)
-        # Another router may have stored its value while this one waited for the row.
-        stored = execute(IDLE_S).scalar_one()
+        stored = execute(_SET_FIRST_IDLE, idle_s=idle_s).scalar_one()
     if stored != idle_s:
         raise SuperStreamConflict(
             f"the sets of super stream {name!r} close after {seconds_text(stored)} without use, not after "
@@ -211,18 +208,13 @@ def partition_of(row: Any) -> PartitionRow:
 
 
 def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: Layout) -> bool:
-    by_stream = {row.stream: row for row in known}
-    has_changed = False
-    for partition in layout:
-        row = by_stream.get(partition.stream)
-        if row is not None and (row.binding_key, row.place) == (partition.binding_key, partition.place):
-            continue
-        if row is not None:
-            execute(_INVALIDATE_CACHES)
-        statement = _ADD_PARTITION if row is None else _CHANGE_PARTITION
-        execute(statement, stream=partition.stream, binding_key=partition.binding_key, place=partition.place)
-        has_changed = True
-    return has_changed
+    places = {row.stream: (row.binding_key, row.place) for row in known}
+    changed = [each for each in layout if places.get(each.stream) != (each.binding_key, each.place)]
+    if any(each.stream in places for each in changed):
+        execute(_INVALIDATE_CACHES)
+    for each in changed:
+        execute(_PUT_PARTITION, stream=each.stream, binding_key=each.binding_key, place=each.place)
+    return bool(changed)
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:

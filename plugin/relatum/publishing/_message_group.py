@@ -9,7 +9,6 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.common.limits import GROUP_SEQUENCE_MAX
 from relatum.common.processes import refuse_in_child
 from relatum.errors import GroupConflict, IncompleteGroup, PublishOutcomeUnknown, PublishUnroutable
 from relatum.membership import (
@@ -21,7 +20,6 @@ from relatum.membership import (
     checked_group_id,
     checked_sequence,
     new_group_id,
-    new_place,
 )
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import intercepted_exchange, publisher_of
@@ -80,13 +78,11 @@ class Numbering:
             first, end = self._gaps[0]
             self._gaps[:1] = [(first + 1, end)] if first < end else []
             return Membership(self.group_id, first, False)
-        number = self._next_free
-        if number > GROUP_SEQUENCE_MAX:
-            checked_sequence(number)
+        number = checked_sequence(self._next_free)
         self._next_free = number + 1
         if last:
             self.last_sequence = number
-        return new_place(Membership, (self.group_id, number, last))
+        return Membership(self.group_id, number, last)
 
     def _give_back(self, place: Membership) -> None:
         """Free the number of a message that is in no stream."""
@@ -232,7 +228,7 @@ class MessageGroup(_Group):
         group_id: str | None = None,
         start: int = 1,
     ) -> None:
-        self._publisher = publisher_of(channel)
+        publisher_of(channel)
         super().__init__(exchange, routing_key, group_id, start)
         self._channel = channel
 
@@ -273,9 +269,8 @@ class MessageGroup(_Group):
         """
         exchange = self._target[0] if exchange is None else exchange
         routing_key = self._target[1] if routing_key is None else routing_key
-        if not self._publisher.interception.active:
-            # Only an interceptor's errors tell whether the message was sent.
-            self._publisher = publisher_of(self._channel)
+        # Only an interceptor's errors tell whether the message was sent.
+        publisher_of(self._channel)
         place = self._take(last=last)
         try:
             grouped = OwnProperties(headers=place.headers)

@@ -108,13 +108,14 @@ def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
     url = _url(scheme, user, password, parameters.host, parameters.port, parameters.virtual_host)
     if options is None:
         return url, BrokerLogin()
-    named = options.server_hostname
-    return url, BrokerLogin(
-        mechanism="EXTERNAL" if isinstance(credentials, ExternalCredentials) else "PLAIN",
-        ssl_context=options.context,
-        # None: the certificate of each node of a cluster must name the node's host.
-        server_name=named if named and named != parameters.host else None,
-    )
+    is_external = isinstance(credentials, ExternalCredentials)
+    return url, _tls_login(options.context, options.server_hostname, parameters.host, is_external=is_external)
+
+
+def _tls_login(context: Any, named: str | None, host: str, *, is_external: bool) -> BrokerLogin:
+    # None as the server's name: the certificate of each node of a cluster must name the node's host.
+    server_name = named if named and named != host else None
+    return BrokerLogin("EXTERNAL" if is_external else "PLAIN", ssl_context=context, server_name=server_name)
 
 
 def _url(scheme: str, user: str, password: str, host: str, port: int, vhost: str) -> str:
@@ -135,10 +136,7 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
 
 
 def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
-    """Return the broker's URLs of a kombu connection, with credentials, and its login. With TLS, this connects.
-
-    The first URL is the one to which kombu is or will be connected. Its alternatives follow.
-    """
+    """Return the broker's URLs of a kombu connection, the current one first, and its login. With TLS, this connects."""
     from kombu.utils.url import parse_url
 
     scheme = "amqps" if connection.ssl else "amqp"
@@ -160,12 +158,8 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
             urls.append(url_of({**connection._initial_params, **parts}))
     if not connection.ssl:
         return urls, BrokerLogin()
-    named = connection.connection.sock.server_hostname
-    return urls, BrokerLogin(
-        mechanism="EXTERNAL" if connection.login_method == "EXTERNAL" else "PLAIN",
-        ssl_context=connection.connection.sock.context,
-        server_name=named if named and named != connection.hostname else None,
-    )
+    sock, is_external = connection.connection.sock, connection.login_method == "EXTERNAL"
+    return urls, _tls_login(sock.context, sock.server_hostname, connection.hostname, is_external=is_external)
 
 
 def vhost_of(channel: Any) -> str:

@@ -89,7 +89,6 @@ class Layout:
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
         """Return the layout of a super stream with this number of partitions: `NAME-0`, `NAME-1` and so on."""
-        checked_stream_name(super_stream)
         checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])
 
