@@ -93,24 +93,19 @@ def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]
 
 TIMES_AT: Final = sql(
     """
-    SELECT given.number,
-      CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END AS time_us
+    SELECT given.number, holding.max_us
     FROM unnest(:numbers::int[], :stream_ids::int[], :offsets::bigint[]) AS given (number, stream_id, at_offset)
-    LEFT JOIN LATERAL (
-      SELECT b.max_us, b.last_offset
+    CROSS JOIN LATERAL (
+      SELECT b.max_us
       FROM relatum.time_blocks b
-      WHERE b.stream_id = given.stream_id AND b.first_offset <= given.at_offset
-      ORDER BY b.first_offset DESC
-      LIMIT 1
-    ) AS around ON true
-    LEFT JOIN LATERAL (
-      SELECT b.max_us, b.last_offset
-      FROM relatum.time_blocks b
-      WHERE b.stream_id = given.stream_id AND b.first_offset > given.at_offset
+      WHERE b.stream_id = given.stream_id AND b.last_offset >= given.at_offset AND b.first_offset >= coalesce((
+          SELECT max(before.first_offset)
+          FROM relatum.time_blocks before
+          WHERE before.stream_id = given.stream_id AND before.first_offset <= given.at_offset
+        ), 0)
       ORDER BY b.first_offset
       LIMIT 1
-    ) AS beyond ON true
-    WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
+    ) AS holding
     """
 )
 """Selects for each offset the latest time in the block that has the first message from that offset on, if any."""

@@ -156,19 +156,14 @@ class _TraceRun:
         if cut > 0:
             rows = rows[:-cut]
             self.stops.append(Stop(StopReason.LIMIT, cut))
-        lost = self.lost
-        before, expired, deleted, was_whole = len(self.visited), len(lost.expired), len(lost.deleted), not lost.unread
-        self._read(rows, hop, known)
+        before, lost = len(self.visited), LostMessages()
+        self._read(rows, hop, known, lost)
+        self.lost.add(lost)
         # Copies of the start do not count as found.
         found = sum(1 for visit in islice(self.visited.values(), before, None) if visit.hops)
-        status = known.status(
-            is_found=bool(found or cut > 0 or self.too_many.intersection(wanted)),
-            was_read=complete,
-            is_whole=was_whole and not lost.unread,
-            has_expired=len(lost.expired) > expired,
-            was_deleted=len(lost.deleted) > deleted,
-            required=self.required & self._searched_keys,
-        )
+        outcome = Status.FOUND if found or cut > 0 or self.too_many.intersection(wanted) else lost.outcome
+        required = self.required & self._searched_keys
+        status = known.status(outcome, was_read=complete, is_whole=not self.lost.unread, required=required)
         self.steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
 
@@ -227,7 +222,7 @@ class _TraceRun:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=in_time)
 
-    def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
+    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> None:
         """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
 
         def take(row: Row, message: Message) -> bool | None:
@@ -238,11 +233,11 @@ class _TraceRun:
             return True
 
         refused = {each.stream for each in known.unreadable_streams}
-        self.lost.unread |= {row.id: None for row in rows if row.id.stream in refused}
-        self.lost.deleted |= {row.id: None for row in rows if row.id.stream in known.gone}
+        lost.unread |= {row.id: None for row in rows if row.id.stream in refused}
+        lost.deleted |= {row.id: None for row in rows if row.id.stream in known.gone}
         left_out = refused.union(known.gone)
         readable = [row for row in rows if row.id.stream not in left_out]
-        verified(self.catalog, readable, take, self.lost, is_named=self.names is not None, chunks=self.chunks)
+        verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names, self._searched_keys)

@@ -210,19 +210,11 @@ RENEW: Final = sql(
 )
 """Renews the holder's leases of the groups `group_ids`. Returns group id and claim's number of each renewed lease."""
 
-STATE_OF: Final = sql(
-    """
-    SELECT state, holder, deliveries
-    FROM relatum.group_states
-    WHERE consumer_id = :consumer_id::int AND group_id = :group_id::text
-    """
-)
-
-
 _THIS_CLAIM: Final = """consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = :group_id::text
-      AND deliveries = :number::int AND state = 'claimed'"""
+      AND deliveries = :number::int"""
 
-COUNT_GIVEN: Final = sql(f"UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} RETURNING group_id")
+COUNT_GIVEN: Final = sql(f"""
+    UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} AND state = 'claimed' RETURNING group_id""")
 """Stores how often the group has been delivered, including this time. Returns no row if the claim was lost."""
 
 _IS_OVER: Final = "CASE WHEN :state::text IN ('done', 'dead') THEN"
@@ -232,12 +224,12 @@ END: Final = sql(
     UPDATE relatum.group_states
     SET state = :state::text, lease_expires_at = NULL,
       done_at = {_IS_OVER} clock_timestamp() END, holder = {_IS_OVER} holder END
-    WHERE {_THIS_CLAIM}
+    WHERE {_THIS_CLAIM} AND state IN ('claimed', :state::text)
     RETURNING group_id
     """
 )
 """Ends a claim by setting the group's state: "done", "dead", "ready" for any member, or "open" (incomplete again).
-Returns no row if the claim was lost."""
+Returns no row if the claim was lost. A claim that is done or dead may be ended again, after a lost response."""
 
 
 class Claims:
@@ -301,7 +293,7 @@ class Claims:
         """End a claim as done. False: PostgreSQL is unavailable, so repeat the call. After `until`, it raises."""
         is_first = self.has(claim)
         try:
-            is_done = self.end(claim, "done") or self._was_done(claim)
+            is_done = self.end(claim, "done")
         except DatabaseUnavailable:
             if self.is_closed or time.monotonic() > until:
                 raise
@@ -313,11 +305,6 @@ class Claims:
             )
         self.acknowledged += is_first
         return True
-
-    def _was_done(self, claim: Claim) -> bool:
-        """Whether this claim was acknowledged before, by a statement whose response was lost."""
-        rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
-        return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> None:
         """Renew the leases of all claims, and remove the claims that were lost."""

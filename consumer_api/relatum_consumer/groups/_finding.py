@@ -35,7 +35,7 @@ from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, Start
 from relatum_consumer.groups._reading import Group, deliver
 from relatum_consumer.lookups.answering import retry_if_replaced
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
-from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
+from relatum_consumer.lookups.proof import all_ends, coverage_by_stream
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
 WINDOW_OFFSETS: Final = 131_072
@@ -149,7 +149,7 @@ def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_ou
             raise replaced(stream.name, view.stops[stream.name])
         if stream.name in view.numbers or stream.stream_id in left_out:
             continue
-        bounds = ends_of(catalog.servers, stream.name, is_named=options.names is not None)
+        bounds = all_ends(catalog.servers, [stream.name], is_named=options.names is not None)[stream.name]
         if isinstance(bounds, StreamBounds):
             first = bounds.first or 0
             view.numbers[stream.name] = stream.stream_id

@@ -32,7 +32,7 @@ from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import ends_of
+from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.waiting import Pause
 
 logger = logging.getLogger("relatum.groups")
@@ -286,7 +286,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
-        bounds = ends_of(self._catalog.servers, stream, is_named=False)
+        bounds = all_ends(self._catalog.servers, [stream], is_named=False)[stream]
         if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
             self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:

@@ -135,6 +135,12 @@ class LostMessages:
     def __contains__(self, where: MessageId) -> bool:
         return where in self.expired or where in self.deleted or where in self.unread
 
+    def add(self, lost: "LostMessages") -> None:
+        """Add the ids of other lost messages."""
+        self.expired |= lost.expired
+        self.deleted |= lost.deleted
+        self.unread |= lost.unread
+
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
         """Add a missing message, with its stream's first retained offset; `is_sure` if the stream's leader says so."""
         self.floors[where.stream] = first
@@ -145,6 +151,24 @@ class LostMessages:
             self.is_sure = True
         else:
             self.unread[where] = None
+
+    @property
+    def outcome(self) -> Status:
+        """What a search says about its lost messages if it finds none; `ABSENT` if none is certainly gone."""
+        if self.is_sure:
+            return Status.EXPIRED
+        return Status.DELETED if self.deleted else Status.ABSENT
+
+    def answer(self, hits: Iterable[Hit]) -> Answer:
+        """Return an answer with the hits, as far as the index shows: its status is the `outcome`, without a proof."""
+        return Answer(
+            self.outcome,
+            tuple(hits),
+            expired=tuple(self.expired),
+            deleted=tuple(self.deleted),
+            unread=tuple(self.unread),
+            unreadable_streams=self.left_out,
+        )
 
 
 def verified(
@@ -216,29 +240,8 @@ def is_sure(error: RelatumError) -> bool:
     return error.is_proven if isinstance(error, OffsetNotFound) else isinstance(error, NotFound)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMessages:
-    """The hits, each checked, and the indexed messages that could not be returned."""
-
-    hits: tuple[Hit, ...] = ()
-    lost: LostMessages = field(default_factory=LostMessages)
-
-    def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
-        """Build the answer from a status and the streams covered."""
-        lost = self.lost
-        return Answer(
-            status,
-            self.hits,
-            streams=streams,
-            expired=tuple(lost.expired),
-            deleted=tuple(lost.deleted),
-            unread=tuple(lost.unread),
-            unreadable_streams=unreadable,
-        )
-
-
-Find: TypeAlias = Callable[[Evidence | None], FoundMessages]
-"""Finds indexed messages and, if evidence is given, messages that are not recorded."""
+Find: TypeAlias = Callable[[Evidence | None], Answer]
+"""Finds indexed messages and, if evidence is given, messages that are not recorded; see `LostMessages.answer`."""
 
 
 def answered(
@@ -261,30 +264,25 @@ def answered(
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: FoundMessages) -> Answer:
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Answer) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
-    streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unreadable = union_of(found.lost.left_out, catalog.unreadable_streams(names))
-    return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
+    streams = catalog.recorded(names, (message.stream for message in found))
+    unreadable = union_of(found.unreadable_streams, catalog.unreadable_streams(names))
+    status = Status.UNPROVEN if found.unread or unreadable else Status.FOUND
+    return replace(found, status=status, streams=streams, unreadable_streams=unreadable)
 
 
-def _concluded(catalog: Catalog, known: Evidence, found: FoundMessages, *, was_read: bool) -> Answer:
-    lost = found.lost
-    known = replace(known, unusable=union_of(known.unusable, lost.left_out))
-    if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
+def _concluded(catalog: Catalog, known: Evidence, found: Answer, *, was_read: bool) -> Answer:
+    known = replace(known, unusable=union_of(known.unusable, found.unreadable_streams))
+    outcome = Status.FOUND if found.hits else found.status
+    if not known.streams and outcome is Status.ABSENT:
         if known.unreadable_streams:
             raise catalog.why_left_out(known.unreadable_streams[0])
         catalog.nothing_recorded(known.gone)
-    status = known.status(
-        is_found=bool(found.hits),
-        was_read=was_read,
-        is_whole=not lost.unread,
-        has_expired=lost.is_sure,
-        was_deleted=bool(lost.deleted),
-    )
+    status = known.status(outcome, was_read=was_read, is_whole=not found.unread)
     # The answer also covers deleted streams with matches: their recorded part is known.
-    streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
-    answer = found.answer(status, streams, known.unreadable_streams)
+    streams = tuple(sorted({*known.streams, *(where.stream for where in found.deleted)}))
+    answer = replace(found, status=status, streams=streams, unreadable_streams=known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:
         return answer
     return replace(answer, unrecorded_streams=known.unrecorded_streams(catalog), new_keys=known.named_new_keys(catalog))

@@ -20,7 +20,6 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
-    FoundMessages,
     LostMessages,
     Matches,
     Row,
@@ -175,7 +174,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: 
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> FoundMessages:
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answer:
     found = probe(catalog, question)
     if known is None:
         return found
@@ -189,7 +188,7 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
     return replace(found, hits=tuple(by_id[message.id] for message in ordered))
 
 
-def probe(catalog: Catalog, question: Question) -> FoundMessages:
+def probe(catalog: Catalog, question: Question) -> Answer:
     """Read and check the indexed messages."""
     left_out = catalog.unreadable_streams(question.names)
     lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
@@ -200,11 +199,11 @@ def probe(catalog: Catalog, question: Question) -> FoundMessages:
         question.being_read[:] = [row.id for row in rows]
         read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
-        hits = tuple(hit for hit in read if not question.own.holds(hit.message))
+        hits = [hit for hit in read if not question.own.holds(hit.message)]
         # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
         is_whole = len(question.own.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return FoundMessages(hits, lost)
+            return lost.answer(hits)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:

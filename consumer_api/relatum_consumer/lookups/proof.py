@@ -141,26 +141,18 @@ class Evidence:
         return bool(self.behind or self.new_keys.keys() & set(required))
 
     def status(
-        self,
-        *,
-        is_found: bool,
-        was_read: bool,
-        is_whole: bool,
-        has_expired: bool = False,
-        was_deleted: bool = False,
-        required: Collection[int] | None = None,
+        self, outcome: Status, *, was_read: bool, is_whole: bool, required: Collection[int] | None = None
     ) -> Status:
-        """Return the status according to the rules in this module's docstring; `required` as for `is_open`."""
+        """Return the status according to the rules in this module's docstring; `required` as for `is_open`.
+
+        `outcome`: `FOUND`, or if no message was found, `EXPIRED`, `DELETED` or `ABSENT`, according to the index.
+        """
         is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
-        if is_found:
-            return Status.FOUND if is_proven else Status.UNPROVEN
-        if self.is_open(required) and not was_read:
-            return Status.NOT_RECORDED_YET
-        if not is_proven or self.unproven or self.refused:
-            return Status.UNPROVEN
-        if has_expired:
-            return Status.EXPIRED
-        return Status.DELETED if was_deleted else Status.ABSENT
+        if outcome is not Status.FOUND:
+            if self.is_open(required) and not was_read:
+                return Status.NOT_RECORDED_YET
+            is_proven = is_proven and not (self.unproven or self.refused)
+        return outcome if is_proven else Status.UNPROVEN
 
     def _add_gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
         """Add a stream's ranges that are not recorded for all of the keys to `uncovered`, `behind` and `new_keys`."""
@@ -279,16 +271,6 @@ RECORDED_NOW: Final = sql(f"""
     WHERE vhost = :vhost::text AND name = ANY (:streams::text[]) AND replaced_at IS NULL AND {RECORDERS.is_held}""")
 
 
-def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """Return a stream's bounds; unless it is named, None if there is certainly none, or why it may not be read."""
-    try:
-        return servers.bounds(stream)
-    except (NotFound, AccessRefused) as error:
-        if is_named:
-            raise
-        return UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
-
-
 def all_ends(
     servers: Servers,
     streams: Sequence[str],
@@ -297,7 +279,10 @@ def all_ends(
     chunks: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return `ends_of` many streams, in their order. For those in `lasts`, the first offset may be given as 0."""
+    """Return each stream's bounds; unless it is named, None if there is certainly none, or why it may not be read.
+
+    For the streams in `lasts`, the first offset may be given as 0.
+    """
     # A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
     # deleted streams may be many, so one request finds them all.
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
@@ -306,7 +291,12 @@ def all_ends(
     others = [stream for stream in streams if stream not in found]
     gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
     for stream in others:
-        found[stream] = None if stream in gone else ends_of(servers, stream, is_named=is_named)
+        try:
+            found[stream] = None if stream in gone else servers.bounds(stream)
+        except (NotFound, AccessRefused) as error:
+            if is_named:
+                raise
+            found[stream] = UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
     return {stream: found[stream] for stream in streams}
 
 
