@@ -82,7 +82,7 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     def nobody() -> Any:
         raise AssertionError("no message is read")
 
-    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": len(groups) + 50})
+    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": [(0, len(groups) + 50)]})
     counts = [sum(len(group.rows) for group in batch) for batch in batches(view, GroupOptions(("s",)))]
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE

@@ -19,6 +19,7 @@ from relatum.common.limits import GROUP_ID_BYTES, INTEGER_MAX, INTEGER_MIN
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
 from relatum.reading import Message
+from relatum.store.coverage import Range, missing
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
 from relatum.store.rows import array_text
@@ -208,17 +209,17 @@ ROWS_BETWEEN: Final = sql(
 
 @dataclass(slots=True)
 class View:
-    """The streams to read, each up to an offset.
+    """The streams to read, each as far as it is seen.
 
-    For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `stops` the end of
-    the view, exclusive. `unrecorded_groups` are the members in the retained ranges that are not recorded.
+    For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `seen` the ranges of
+    offsets that the view includes. `unrecorded_groups` are the members in the retained ranges that are not recorded.
     """
 
     servers: Servers
     key_id: int
     numbers: dict[str, int]
     floors: dict[str, int]
-    stops: dict[str, int]
+    seen: dict[str, list[Range]]
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
     _unrecorded: list[Member] = field(default_factory=list)
 
@@ -226,7 +227,7 @@ class View:
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
         """Return a view of all rows of streams, including those of messages that retention has dropped."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
-        return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
+        return cls(servers, key_id, numbers, {}, {name: [(0, INTEGER_MAX)] for name in numbers})
 
     def add_unrecorded(self, known: Evidence, group_id: str | None = None) -> None:
         """Read the members of all groups, or of one group, from the unrecorded ranges."""
@@ -268,7 +269,7 @@ class View:
             MEMBERS,
             {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
-        streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
+        streams = {number: (name, self.seen[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
         # The same few dozen places recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
@@ -280,8 +281,8 @@ class View:
                 if place not in known:
                     known[place] = parse_value(f"{group_id}|{place}")
                 found = known[place]
-                stream, stop = streams[number]
-                if found is not None and offset < stop:
+                stream, seen = streams[number]
+                if found is not None and any(start <= offset < stop for start, stop in seen):
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
         for group_id in group_ids if self.unrecorded_groups else ():
             if unrecorded := self.unrecorded_groups.get(group_id):
@@ -312,23 +313,21 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
     for left_out in known.unreadable_streams:
         warn_left_out(left_out)
+    unseen: dict[str, list[Range]] = defaultdict(list)
+    for gap in () if complete else known.uncovered:
+        unseen[gap.stream].append((gap.start, gap.stop))
     view = View(
         catalog.servers,
         key_id,
         {stream.name: stream.stream_id for stream in known.recorded if stream.name in known.ends},
         {stream: ends.first or 0 for stream, ends in known.ends.items()},
-        {stream: ends.end for stream, ends in known.ends.items()},
+        {stream: missing((0, ends.end), unseen[stream]) for stream, ends in known.ends.items()},
     )
     if complete:
         view.add_unrecorded(known)
         for stream in sorted(known.unproven):
             text = "the stream %r may have more messages: its leader is unreachable, or a batch cannot be unpacked"
             logger.warning(text, stream)
-        return view, known
-    # End each stream where its last recorded range ends.
-    for gap in reversed(known.uncovered):
-        if gap.stop >= view.stops[gap.stream]:
-            view.stops[gap.stream] = gap.start
     return view, known
 
 

@@ -89,12 +89,19 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
     clock, firsts_only = Clock(), options.order == "logical"
 
     def of_stream(stream: str) -> Iterator[tuple[Place, Row]]:
-        low, stop = max(start, view.floors.get(stream, 0)), view.stops[stream]
-        for at in range(low, stop, WINDOW_OFFSETS):
-            for row in view.between(stream, at, min(stop, at + WINDOW_OFFSETS), firsts_only=firsts_only):
+        begin = max(start, view.floors.get(stream, 0))
+        for low, high in windows((max(begin, low), high) for low, high in view.seen[stream]):
+            for row in view.between(stream, low, high, firsts_only=firsts_only):
                 yield clock.place(row), row
 
-    return (row for _, row in heapq.merge(*map(of_stream, sorted(view.stops))))
+    return (row for _, row in heapq.merge(*map(of_stream, sorted(view.seen))))
+
+
+def windows(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Yield the parts of ranges, each of at most `WINDOW_OFFSETS`."""
+    for start, stop in ranges:
+        for low in range(start, stop, WINDOW_OFFSETS):
+            yield low, min(stop, low + WINDOW_OFFSETS)
 
 
 class IdleBackoff:
@@ -129,24 +136,25 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
     left_out: set[int] = set()
     while not idle.is_over:
         yield idle.pause()
-        for stream, end in _newly_recorded(catalog, view, options, left_out):
-            while (low := view.stops[stream]) < end:
-                high = min(end, low + WINDOW_OFFSETS)
-                touched = view.between(stream, low, high)
-                view.stops[stream] = high
-                found = [group for _, group in sorted(_completed(view, touched, stream, low, options))]
+        for stream, ranges in _newly_recorded(catalog, view, options, left_out):
+            for window in windows(ranges):
+                touched = view.between(stream, *window)
+                view.seen[stream] = merged([*view.seen[stream], window])
+                found = [group for _, group in sorted(_completed(view, touched, stream, window, options))]
                 if found:
                     yield from deliver(catalog.servers, found, options)
                     idle.begin()
 
 
-def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
-    """Return the streams that are recorded beyond the view, each with its new end; add new streams to the view."""
+def _newly_recorded(
+    catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]
+) -> list[tuple[str, list[Range]]]:
+    """Return the streams' recorded ranges that the view has not seen; add new streams to the view."""
     catalog.check_in_force([view.key_id])
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
-            raise replaced(stream.name, view.stops[stream.name])
+            raise replaced(stream.name, view.floors[stream.name])
         if stream.name in view.numbers or stream.stream_id in left_out:
             continue
         bounds = all_ends(catalog.servers, [stream.name], is_named=options.names is not None)[stream.name]
@@ -154,26 +162,28 @@ def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_ou
             first = bounds.first or 0
             view.numbers[stream.name] = stream.stream_id
             view.floors.setdefault(stream.name, first)
-            view.stops.setdefault(stream.name, first)
+            view.seen.setdefault(stream.name, [(0, first)])
         else:
             left_out.add(stream.stream_id)
             if bounds is not None:
                 warn_left_out(bounds)
     rows = coverage_by_stream(catalog.servers, present)
-    ranges = {name: covered(rows.get(number, ()), view.key_id) for name, number in view.numbers.items()}
-    return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
+    return [
+        (name, [gap for each in covered(rows.get(number, ()), view.key_id) for gap in missing(each, view.seen[name])])
+        for name, number in sorted(view.numbers.items())
+    ]
 
 
 def _completed(
-    view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions
+    view: View, touched: Iterable[Row], stream: str, window: Range, options: GroupOptions
 ) -> Iterator[tuple[Place, Assembled]]:
-    """Yield the groups that are complete now, and were not without the stream's messages from `low` on."""
+    """Yield the groups that are complete now, and were not without the stream's messages in the window."""
     start_position = StartPosition.of(options.start)
     ids = list(dict.fromkeys(row[0] for row in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():
         group = assemble(group_id, rows, options.order, view.floors)
         if group.was_complete and group.head is not None and start_position.admits(group.head):
-            before = [row for row in rows if row[3] != stream or row[4] < low]
+            before = [row for row in rows if row[3] != stream or not window[0] <= row[4] < window[1]]
             if not assemble(group_id, before).was_complete:
                 yield Clock().place(group.head), group
 
