@@ -26,17 +26,14 @@ from relatum_consumer.expectations import (
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import moment_of, span_of
-from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.time_index import offsets_within
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.time_index import offsets_between
 
 BATCH: Final = 1_000
 """Messages checked by one index query, which takes a few milliseconds."""
 
 PIECE: Final = 2_048
 """Offsets in one read: it attaches once, and takes about ten milliseconds."""
-
-PAGE_BLOCKS: Final = 2_048
-"""Blocks of the time index in one query: they span a quarter of a million messages, and take half a megabyte."""
 
 SPAN_S: Final = 86_400
 """Length of the default span of due times, in seconds: a day."""
@@ -188,28 +185,20 @@ class _Check:
 
     def _check(self, low: int, high: int) -> None:
         """Check all messages with times from `low` to `high`, both included."""
+        servers = self._catalog.servers
         for stream in self._source.evidence.recorded:
-            first_read = self._read(stream, self._source.firsts[stream.name], low, high)
-            if first_read is not None:
-                # If retention has dropped the requested offset, the broker silently starts at the first retained one.
-                bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
-                self._may_have_lost = self._may_have_lost or bounds.first is None or bounds.first > first_read
-        self._check_batch()
-
-    def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
-        """Check a stream's messages in a time span, and return the first offset read, if any."""
-        offset: int | None = first
-        first_read: int | None = None
-        consider, servers = partial(self._consider, stream.stream_id, low, high), self._catalog.servers
-        while offset is not None:
-            ranges, offset = offsets_within(servers, stream, low, high, offset, blocks_max=PAGE_BLOCKS)
+            consider = partial(self._consider, stream.stream_id, low, high)
+            ranges = offsets_between(servers, stream, low, high, self._source.firsts[stream.name])
             for start, stop in ranges:
-                first_read = start if first_read is None else first_read
                 for piece in range(start, stop, PIECE):
                     servers.scan(stream.name, piece, min(piece + PIECE, stop), consider)
                     if len(self._batch) >= BATCH:
                         self._check_batch()
-        return first_read
+            if ranges:
+                # If retention has dropped the requested offset, the broker silently starts at the first retained one.
+                bounds: StreamBounds = servers.bounds(stream.name)
+                self._may_have_lost = self._may_have_lost or bounds.first is None or bounds.first > ranges[0][0]
+        self._check_batch()
 
     def _consider(self, stream_id: int, low: int, high: int, message: Message) -> None:
         if isinstance(message.raw, UnreadableRecord):
