@@ -27,19 +27,16 @@ ALWAYS: Final = INTEGER_MIN
 
 @dataclass(frozen=True, slots=True)
 class KnownSpans:
-    """What is known of a stream or super stream.
-
-    Attributes:
-        queried_us: The time just before the streams' ends were queried.
-        spans: Time spans in order, both ends excluded, in which every message of all the streams is known.
-        behind: The streams whose ends are not recorded.
-    """
+    """What is known of a stream or super stream."""
 
     name: str
     queried_us: int
+    """The time just before the streams' ends were queried."""
     spans: tuple[Range, ...]
+    """Time spans in order, both ends excluded, in which every message of all the streams is known."""
     evidence: Evidence
     behind: tuple[str, ...] = ()
+    """The streams whose ends are not recorded."""
 
     @property
     def firsts(self) -> dict[str, int]:

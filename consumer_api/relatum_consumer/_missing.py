@@ -124,8 +124,7 @@ class _Check:
         self._followers = known(catalog, expectation.follows, (self._by.key_id, TIME))
         self._batch: list[_WaitingMessage] = []
         self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
-        self._counts = dict.fromkeys(ExpectationResult, 0)
-        self._reasons: Counter[Reason] = Counter()
+        self._counts: Counter[ExpectationResult | Reason | None] = Counter()
         self._checked = self._without_value = self._unreadable = 0
         self._may_have_lost = False
         """Whether retention may have dropped messages before they were checked."""
@@ -153,7 +152,7 @@ class _Check:
             late_count=self._counts[ExpectationResult.LATE],
             missing_count=self._counts[ExpectationResult.MISSING],
             not_known_count=self._counts[ExpectationResult.NOT_KNOWN],
-            not_due_count=self._reasons[Reason.NOT_DUE],
+            not_due_count=self._counts[Reason.NOT_DUE],
             checked=self._checked,
             without_value=self._without_value,
             unreadable=self._unreadable,
@@ -177,9 +176,9 @@ class _Check:
         is_known = due < begin or source.holds(begin - grace_us, due + grace_us)
         is_known = is_known and not (self._unreadable or may_have_lost)
         is_behind = bool(source.behind) and due + grace_us >= source.until
-        if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
+        if Reason.UNPROVEN in self._counts or not (is_known or is_behind):
             return Status.UNPROVEN
-        if Reason.BEHIND in self._reasons or not is_known:
+        if Reason.BEHIND in self._counts or not is_known:
             return Status.NOT_RECORDED_YET
         return Status.ABSENT
 
@@ -261,9 +260,7 @@ class _Check:
         return UnmetExpectation(finding, message.id, message.value, moment, due, reason, follower, followed_at)
 
     def _add(self, unmet: UnmetExpectation) -> None:
-        self._counts[unmet.finding] += 1
-        if unmet.why is not None:
-            self._reasons[unmet.why] += 1
+        self._counts.update((unmet.finding, unmet.why))
         found = self._found[unmet.finding]
         found.append(unmet)
         if len(found) > 2 * self._limit:

@@ -139,8 +139,9 @@ def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Va
     """Return the indexed messages of each value, at most `most`, whatever their times."""
     statement = rows_of_values(None if names is None else len(names))
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
-    found, others = _by_value(rows, most)
-    undecided = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
+    found = _by_value(rows, most)
+    counts = Counter((key_id, value) for key_id, value, *_ in rows)
+    undecided = [value for value, count in counts.items() if count >= most > len(found.get(value, ()))]
     return found | places_by_stream(catalog, names, undecided, most)
 
 
@@ -157,19 +158,16 @@ def places_by_stream(
         return {}
     statement = rows_by_stream(None if names is None else len(names))
     parameters = parameters_of(catalog.vhost, names, values, most) | span_parameters(since, until)
-    found, _ = _by_value(catalog.servers.rows(statement, parameters), most)
+    found = _by_value(catalog.servers.rows(statement, parameters), most)
     return {value: found.get(value, {}) for value in values}
 
 
-def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:
-    """Group rows by value, and count for each value the rows of streams that are not searched."""
+def _by_value(rows: Iterable[Any], most: int) -> dict[Value, Places]:
+    """Group the rows of searched streams by value, at most `most` for each."""
     found: dict[Value, Places] = {}
-    others: Counter[Value] = Counter()
     for key_id, value, stream, offset, time_us in rows:
-        if stream is None:
-            others[key_id, value] += 1
-        elif (places := found.get((key_id, value))) is None:
-            found[key_id, value] = {MessageId(stream, offset): time_us}
-        elif len(places) < most:
-            places[MessageId(stream, offset)] = time_us
-    return found, others
+        if stream is not None:
+            places = found.setdefault((key_id, value), {})
+            if len(places) < most:
+                places[MessageId(stream, offset)] = time_us
+    return found

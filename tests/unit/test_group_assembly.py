@@ -13,8 +13,8 @@ from relatum.membership import GROUP_KEY, Membership
 from relatum.reading import Message
 from relatum.recording.extractor import Extractor
 from relatum.wire.amqp10 import data_section
-from relatum_consumer.groups._assembly import Member, View, assemble, distinct, in_arrival
-from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
+from relatum_consumer.groups._assembly import GROUPS_AT_ONCE, Member, View, assemble, distinct, in_arrival
+from relatum_consumer.groups._finding import batches
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.groups._reading import check
 from relatum_consumer.lookups.servers import Servers

@@ -7,10 +7,11 @@ was in the streams at the first query is in the table, or is read from its strea
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -122,6 +123,11 @@ class Assembled:
         return self.rows + self.duplicates
 
     @property
+    def members(self) -> tuple[Row, ...]:
+        """All rows, also of messages that retention has dropped."""
+        return self.retained + self.expired
+
+    @property
     def is_complete(self) -> bool:
         """Whether each number from 1 to the last is present and retained."""
         return self.position.is_complete
@@ -156,6 +162,9 @@ def assemble(
         next(iter(ordered), None) if order == "physical" else chosen.get(1),
     )
 
+
+GROUPS_AT_ONCE: Final = 1_000
+"""Maximum number of groups in one query of members; their rows are held in memory until each group is assembled."""
 
 UNRECORDED_MEMBERS_MAX: Final = 500_000
 """Maximum number of unrecorded members in memory, 200 bytes each; if there are more, no recorder or back-fill runs."""
@@ -288,6 +297,14 @@ class View:
             if unrecorded := self.unrecorded_groups.get(group_id):
                 groups[group_id] = distinct((*groups[group_id], *unrecorded))
         return groups
+
+    def groups(self, group_ids: Iterable[str], order: GroupOrder = "logical") -> Iterator[Assembled]:
+        """Yield each group, assembled from its present rows, if any."""
+        ids = iter(group_ids)
+        while part := list(islice(ids, GROUPS_AT_ONCE)):
+            members = self.members_of(part)
+            for group_id in part:
+                yield assemble(group_id, members.pop(group_id, ()), order, self.floors)
 
 
 def group_key(catalog: Catalog) -> int:

@@ -17,6 +17,7 @@ from relatum.reading import StreamBounds
 from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
 from relatum.store.database import sql
 from relatum_consumer.groups._assembly import (
+    GROUPS_AT_ONCE,
     Assembled,
     Clock,
     Member,
@@ -44,9 +45,6 @@ WINDOW_OFFSETS: Final = 131_072
 FIRST_GROUPS: Final = 64
 """Groups in the first query of members, while the size of groups is unknown."""
 
-GROUPS_AT_ONCE: Final = 2_048
-"""Maximum number of groups in one query of members: large groups may follow many small ones."""
-
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
     """Yield each complete group once."""
@@ -66,16 +64,16 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
     batch: list[Assembled] = []
     messages, mean = 0, BATCH_MESSAGES / FIRST_GROUPS
     while part := list(islice(candidates, min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / mean))))):
-        members = view.members_of(list(dict.fromkeys(row[0] for row in part)))
-        groups = {id_: assemble(id_, rows, options.order, view.floors) for id_, rows in members.items()}
+        ids = dict.fromkeys(row[0] for row in part)
+        groups = {group.group_id: group for group in view.groups(ids, options.order)}
         for row in part:
-            group = groups.get(row[0])
+            group = groups[row[0]]
             # A group may have several candidates: it is added at the candidate that is its head.
-            if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
+            if group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
                 continue
             if start_position.admits(group.head):
                 batch.append(group)
-        found = max(len(part), sum(map(len, members.values())))
+        found = max(len(part), sum(len(group.members) for group in groups.values()))
         mean = max(1.0, found / len(part))
         messages += found
         if messages >= BATCH_MESSAGES:
@@ -179,21 +177,16 @@ def _completed(
 ) -> Iterator[tuple[Place, Assembled]]:
     """Yield the groups that are complete now, and were not without the stream's messages in the window."""
     start_position = StartPosition.of(options.start)
-    ids = list(dict.fromkeys(row[0] for row in touched))
-    for group_id, rows in view.members_of(ids).items() if ids else ():
-        group = assemble(group_id, rows, options.order, view.floors)
+    for group in view.groups(dict.fromkeys(row[0] for row in touched), options.order):
         if group.was_complete and group.head is not None and start_position.admits(group.head):
-            before = [row for row in rows if row[3] != stream or not window[0] <= row[4] < window[1]]
-            if not assemble(group_id, before).was_complete:
+            before = [row for row in group.members if row[3] != stream or not window[0] <= row[4] < window[1]]
+            if not assemble(group.group_id, before).was_complete:
                 yield Clock().place(group.head), group
 
 
 SCAN_OFFSETS: Final = 8_192
 """Offsets of a stream in one window of a scan. If each message is of a different group, one statement stores as many
 groups. In a stream with few groups, a window takes a millisecond."""
-
-SCAN_GROUPS: Final = 500
-"""Groups in one query of members during a scan; their rows are held in memory until each group is assembled."""
 
 
 class UnscannedRange(NamedTuple):
@@ -331,11 +324,7 @@ class Scanner:
 
     def groups(self, group_ids: Iterable[str]) -> Iterator[Assembled]:
         """Yield each group once, assembled from its present rows, if any."""
-        ids = iter(sorted(set(group_ids)))
-        while part := list(islice(ids, SCAN_GROUPS)):
-            members = self._view.members_of(part)
-            for group_id in part:
-                yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
+        return self._view.groups(sorted(set(group_ids)), self._consumer.order)
 
     def store_state(self, group_id: str) -> None:
         """Store a group's present state, because the stored state may be outdated."""

@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from typing import Any, Final, get_args
 
 from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
@@ -30,8 +29,8 @@ from relatum_consumer.lookups.telemetry import Lookups, lookup
 
 _Names = tuple[str, ...] | None
 
-_IDS_AT_ONCE = 1_000
-"""Groups in one query of members for a report."""
+_PAGE_GROUPS_MAX = 1_000
+"""Maximum number of groups on one page."""
 
 _ROUNDS = 5
 """Maximum number of queries for one page."""
@@ -182,7 +181,7 @@ def _candidates(view: View, before: int) -> list[str]:
 
 
 def _times(found: Assembled) -> list[int]:
-    return [row[5] for row in (*found.retained, *found.expired) if row[5] is not None]
+    return [row[5] for row in found.members if row[5] is not None]
 
 
 def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
@@ -226,17 +225,14 @@ class OneGroupMethods:
 
     def _incomplete_groups(self, names: tuple[str, ...] | None, before: int, *, complete: bool) -> list[GroupReport]:
         view, known = present_view(self._catalog, names, complete=complete)
-        ids = iter(_candidates(view, before))
         reports: list[GroupReport] = []
-        while part := list(islice(ids, _IDS_AT_ONCE)):
-            for group_id, rows in view.members_of(part).items():
-                found = assemble(group_id, rows, "physical", view.floors)
-                times = _times(found)
-                # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether
-                # or not its rows have been pruned.
-                is_sound = not found.rows or (found.is_complete and found.flaw is None)
-                if not is_sound and (not times or min(times) < before):
-                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+        for found in view.groups(_candidates(view, before), "physical"):
+            times = _times(found)
+            # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether or not
+            # its rows have been pruned.
+            is_sound = not found.rows or (found.is_complete and found.flaw is None)
+            if not is_sound and (not times or min(times) < before):
+                reports.append(_report(self._catalog.servers, found, is_named=names is not None))
         known.check_present(self._catalog, names, [view.key_id])
         is_proven = complete and not (known.unproven or known.unreadable_streams)
         reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
@@ -319,7 +315,7 @@ class OneGroupMethods:
         previous page. A `limit` of 0 returns only the unrecorded ranges. A page may be short although another follows.
         """
         names = names_of("streams", streams)
-        most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
+        most = checked_count("limit", limit, least=0, most=_PAGE_GROUPS_MAX)
         bound: str | None = _AFTER_ALL_IDS if before is None else checked_name("before", before)
         attempt = partial(present_view, self._catalog, names, complete=False)
         view, known = retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
@@ -331,12 +327,9 @@ class OneGroupMethods:
             wanted = most - len(reports)
             rows = self._catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": bound, "most": wanted})
             ids = [group_id for (group_id,) in rows]
-            members = view.members_of(ids)
-            for group_id in ids:
-                found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
-                # Skip groups without retained messages.
-                if found.rows:
-                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+            # Skip groups without retained messages.
+            found = [group for group in view.groups(ids, "physical") if group.rows]
+            reports += [_report(self._catalog.servers, group, is_named=names is not None) for group in found]
             bound = ids[-1] if len(ids) == wanted else None
             if bound is None or len(reports) == most:
                 break

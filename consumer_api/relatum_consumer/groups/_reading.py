@@ -202,7 +202,7 @@ def read_group(
         return group, messages
     for _, _, _, stream, offset, _ in group.expired:
         floors[stream] = max(floors.get(stream, 0), offset + 1)
-    group = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
+    group = assemble(group.group_id, group.members, order, floors)
     read = {message.id: message for message in messages}
     return group, [read[MessageId(*row[3:5])] for row in group.retained]
 

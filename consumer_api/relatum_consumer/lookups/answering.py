@@ -114,59 +114,46 @@ def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
 
 @dataclass(slots=True)
 class LostMessages:
-    """Ids of indexed messages that cannot be returned, as in `Covered`: expired, deleted or unread.
+    """Indexed messages that cannot be returned.
 
     Attributes:
+        statuses: By id: `EXPIRED`, `DELETED`, or `UNPROVEN` for a message that is unread.
         floors: The first retained offset, for streams with such messages; `INTEGER_MAX` skips the whole stream.
         is_sure: Whether retention certainly dropped a matching message, even if its id is not known.
         left_out: The streams that were left out of the search, which lookups may try again by now.
     """
 
+    statuses: dict[MessageId, Status] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
-    expired: dict[MessageId, None] = field(default_factory=dict)
-    deleted: dict[MessageId, None] = field(default_factory=dict)
-    unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
     left_out: tuple[UnreadableStream, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.expired) + len(self.deleted) + len(self.unread)
-
-    def __contains__(self, where: MessageId) -> bool:
-        return where in self.expired or where in self.deleted or where in self.unread
-
-    def add(self, lost: "LostMessages") -> None:
-        """Add the ids of other lost messages."""
-        self.expired |= lost.expired
-        self.deleted |= lost.deleted
-        self.unread |= lost.unread
 
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
         """Add a missing message, with its stream's first retained offset; `is_sure` if the stream's leader says so."""
         self.floors[where.stream] = first
-        if is_sure and first == INTEGER_MAX:
-            self.deleted[where] = None
-        elif is_sure:
-            self.expired[where] = None
-            self.is_sure = True
-        else:
-            self.unread[where] = None
+        gone = Status.DELETED if first == INTEGER_MAX else Status.EXPIRED
+        self.statuses[where] = gone if is_sure else Status.UNPROVEN
+        self.is_sure = self.is_sure or self.statuses[where] is Status.EXPIRED
+
+    def ids(self, status: Status) -> tuple[MessageId, ...]:
+        """Return the ids with a status, in the order in which they were noticed."""
+        return tuple(where for where, each in self.statuses.items() if each is status)
 
     @property
     def outcome(self) -> Status:
         """What a search says about its lost messages if it finds none; `ABSENT` if none is certainly gone."""
         if self.is_sure:
             return Status.EXPIRED
-        return Status.DELETED if self.deleted else Status.ABSENT
+        return Status.DELETED if Status.DELETED in self.statuses.values() else Status.ABSENT
 
     def answer(self, hits: Iterable[Hit]) -> Answer:
         """Return an answer with the hits, as far as the index shows: its status is the `outcome`, without a proof."""
         return Answer(
             self.outcome,
             tuple(hits),
-            expired=tuple(self.expired),
-            deleted=tuple(self.deleted),
-            unread=tuple(self.unread),
+            expired=self.ids(Status.EXPIRED),
+            deleted=self.ids(Status.DELETED),
+            unread=self.ids(Status.UNPROVEN),
             unreadable_streams=self.left_out,
         )
 

@@ -39,7 +39,7 @@ from relatum_consumer.lookups.arguments import (
     span_of,
 )
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.proof import Evidence, all_names
 
 _Item = TypeVar("_Item", Row, Message)
 
@@ -165,13 +165,10 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
     """Return the answer for a message that has none of the keys: no message can share a value with it."""
     catalog.check_names(names)
-    streams: set[str] = set(catalog.recorded(names))
-    for name in names or ():
-        if not catalog.recorded([name]):
-            streams.update(catalog.servers.partitions(name) or [name])
+    streams = all_names(catalog.servers, catalog.streams(names), names)
     if not streams:
         catalog.nothing_recorded()
-    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
+    return Answer(Status.ABSENT, streams=tuple(streams), missing_keys=missing_keys)
 
 
 def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answer:
@@ -193,7 +190,7 @@ def probe(catalog: Catalog, question: Question) -> Answer:
     left_out = catalog.unreadable_streams(question.names)
     lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
     while True:
-        known = len(question.own.ids) + len(lost)
+        known = len(question.own.ids) + len(lost.statuses)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
         question.being_read[:] = [row.id for row in rows]
@@ -201,7 +198,7 @@ def probe(catalog: Catalog, question: Question) -> Answer:
         question.being_read.clear()
         hits = [hit for hit in read if not question.own.holds(hit.message)]
         # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
-        is_whole = len(question.own.ids) + len(lost) == known
+        is_whole = len(question.own.ids) + len(lost.statuses) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
             return lost.answer(hits)
 

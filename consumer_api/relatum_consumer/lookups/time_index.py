@@ -20,6 +20,7 @@ from relatum.errors import StreamUnavailable
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range
 from relatum.store.database import sql
+from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import LostMessages
 from relatum_consumer.lookups.catalog import PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
@@ -223,7 +224,7 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
             before, original = nearest.message, nearest.oriented(block)
             _read(servers, [original], stream, lost, nearest.consider)
             is_cut = original.first_offset < _floor(stream, lost)
-            has_unread = any(where.stream == stream.name for where in lost.unread)
+            has_unread = any(where.stream == stream.name for where in lost.ids(Status.UNPROVEN))
             if nearest.message is before and block.max_us > nearest.beyond[0] and is_cut and not has_unread:
                 lost.is_sure = True
         read.update(blocks)
@@ -281,7 +282,7 @@ def _check_block(
     if bounds.first is not None and bounds.first > block.first_offset:
         lost.floors[stream.name] = bounds.first
         if not bounds.is_proven:
-            lost.unread[MessageId(stream.name, block.first_offset)] = None
+            lost.statuses[MessageId(stream.name, block.first_offset)] = Status.UNPROVEN
         return
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):

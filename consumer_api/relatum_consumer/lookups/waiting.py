@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from relatum.common.checks import checked_seconds
 from relatum.common.ids import MessageId
-from relatum.common.waiting import pause, within
+from relatum.common.waiting import backoff, pause, within
 from relatum.errors import StreamReplaced, Transient
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
@@ -27,7 +27,7 @@ from relatum_consumer.lookups.catalog import Catalog, streams_meant
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""First pause between two polls for groups, or for indexed messages that could not be read, in seconds. It doubles."""
+"""First pause between two polls for groups, in seconds. It doubles."""
 
 POLL_S_MAX: Final = 0.05
 """Longest pause between two polls for groups, in seconds: about the recorder's lag."""
@@ -156,7 +156,7 @@ class Waiting:
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
-        self._unreadable_pause_s = POLL_S_MIN
+        self._unreadable_pauses = backoff(UNREADABLE_POLL_S_MAX)
         self.pause_s = 0.0
         self.has_row = False
 
@@ -197,8 +197,7 @@ class Waiting:
         self.watch, self.pause_s = Watch(question.names, values, question.own.first, self._until), 0.0
         if self.has_row:
             # The index has a row of a message that retention has dropped, or that cannot be read: back off.
-            self.pause_s = max(0.0, min(self._unreadable_pause_s, self._until - time.monotonic()))
-            self._unreadable_pause_s = min(2 * self._unreadable_pause_s, UNREADABLE_POLL_S_MAX)
+            self.pause_s = max(0.0, min(next(self._unreadable_pauses), self._until - time.monotonic()))
 
     def _timeout_answer(self, question: Question, error: Transient) -> Answer:
         """Return an unproven answer from what is known, without further requests."""
