@@ -188,7 +188,7 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answe
 def probe(catalog: Catalog, question: Question) -> Answer:
     """Read and check the indexed messages."""
     left_out = catalog.unreadable_streams(question.names)
-    lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
+    lost = LostMessages(floors=dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
     while True:
         known = len(question.own.ids) + len(lost.statuses)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
