@@ -26,7 +26,7 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A group consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
+    """A group consumer, as stored in the database for all its members."""
 
     consumer_id: int
     name: str
@@ -45,45 +45,39 @@ class SharedConsumer:
         return StartPosition(self.low(stream_id), self.start_us).admits(head)
 
 
-ADD: Final = sql(
-    """
-    INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
-    VALUES (
-      :vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
-      :start_stream_id::int
-    )
-    ON CONFLICT DO NOTHING
-    """
-)
-"""Adds a consumer, unless one of that name exists."""
+_COLUMNS: Final = "consumer_id, name, streams, ordering, start_offset, start_us, start_stream_id"
+"""The columns of `SharedConsumer`."""
 
-BY_NAME: Final = sql(
-    """
-    SELECT consumer_id, name, streams, ordering, start_offset, start_us, start_stream_id
-    FROM relatum.group_consumers
-    WHERE vhost = :vhost::text AND name = :name::text
+# The update changes nothing: it returns the consumer if it exists.
+ADD: Final = sql(
+    f"""
+    INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
+    VALUES (:vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
+      :start_stream_id::int)
+    ON CONFLICT (vhost, name) DO UPDATE SET ordering = group_consumers.ordering
+    RETURNING {_COLUMNS}
     """
 )
+
+BY_NAME: Final = sql(f"""
+    SELECT {_COLUMNS} FROM relatum.group_consumers WHERE vhost = :vhost::text AND name = :name::text""")
 
 
 def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedConsumer:
     """Return the consumer of a name; create it if it does not exist."""
     names = None if options.names is None else sorted(set(options.names))
-    consumer = by_name(catalog, name)
-    if consumer is None:
-        start, present = StartPosition.of(options.start), catalog.streams(options.names)
-        wanted = {
-            "vhost": catalog.vhost,
-            "name": name,
-            "streams": names,
-            "ordering": options.order,
-            "start_offset": start.offset or None,
-            "start_us": start.since_us,
-            "start_stream_id": present[0].stream_id if start.offset and len(present) == 1 else None,
-        }
-        catalog.servers.rows(ADD, wanted)
-        consumer = by_name(catalog, name)
-    assert consumer is not None, "it was created, here or by another member"
+    start, present = StartPosition.of(options.start), catalog.streams(options.names)
+    wanted = {
+        "vhost": catalog.vhost,
+        "name": name,
+        "streams": names,
+        "ordering": options.order,
+        "start_offset": start.offset or None,
+        "start_us": start.since_us,
+        "start_stream_id": present[0].stream_id if start.offset and len(present) == 1 else None,
+    }
+    (row,) = catalog.servers.rows(ADD, wanted)
+    consumer = SharedConsumer(*row)
     if consumer.names != names or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
