@@ -1,9 +1,10 @@
 """Group consumers in the database: a consumer's definition, and its members' claims."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Final
 
 from relatum.errors import (
@@ -119,10 +120,8 @@ SCANS: Final = sql(
 
 def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
-    found: dict[int, list[Range]] = defaultdict(list)
-    for stream_id, start, stop in servers.rows(SCANS, parameters):
-        found[stream_id].append((start, stop))
-    return found
+    rows = groupby(servers.rows(SCANS, parameters), itemgetter(0))
+    return {stream_id: [(start, stop) for _, start, stop in of_stream] for stream_id, of_stream in rows}
 
 
 @reported("consumer")

@@ -367,7 +367,7 @@ def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, 
     found = Matches(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
-        blocks = by_stream[stream.stream_id]
+        blocks = by_stream.get(stream.stream_id, [])
         try:
             read_within(servers, blocks, stream, low, high, lost, found.consider)
         except (AccessRefused, NotFound) as error:

@@ -19,10 +19,11 @@ The rules for the status; the first rule that applies decides:
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from relatum.common.waiting import pause
@@ -259,11 +260,8 @@ IDENTITY_POLL_S: Final = (0.005, 0.5)
 def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
     """Read the coverage of streams: rows by stream id, ordered by offset."""
     rows = servers.rows(COVERAGE_OF, {"stream_ids": [stream.stream_id for stream in recorded]})
-    ranges: dict[int, list[CoverageRow]] = defaultdict(list)
-    for values in rows:
-        row = CoverageRow(*values)
-        ranges[row.stream_id].append(row)
-    return ranges
+    ranges = groupby(map(CoverageRow._make, rows), key=attrgetter("stream_id"))
+    return {stream_id: list(of_stream) for stream_id, of_stream in ranges}
 
 
 RECORDED_NOW: Final = sql(f"""

@@ -9,8 +9,9 @@ first place after it. So the search is written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
@@ -177,10 +178,8 @@ def blocks_between(
 ) -> Mapping[int, list[Block]]:
     """Read the blocks with times from `low` to `high`, inclusive: by stream id, ordered by offset."""
     given = {"stream_ids": [stream.stream_id for stream in streams], "low": low, "high": high, "floor": 0}
-    found: dict[int, list[Block]] = defaultdict(list)
-    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, _CLASS_VALUES | given):
-        found[stream_id].append(Block._make(block))
-    return found
+    rows = servers.rows(BLOCKS_BETWEEN, _CLASS_VALUES | given)
+    return {stream_id: [Block(*row[1:]) for row in of_stream] for stream_id, of_stream in groupby(rows, itemgetter(0))}
 
 
 class Nearest:
