@@ -146,7 +146,7 @@ class LostMessages:
             return Status.EXPIRED
         return Status.DELETED if Status.DELETED in self.statuses.values() else Status.ABSENT
 
-    def answer(self, hits: Iterable[Hit]) -> Answer:
+    def answer(self, hits: Iterable[Hit], self_ids: tuple[MessageId, ...] = ()) -> Answer:
         """Return an answer with the hits, as far as the index shows: its status is the `outcome`, without a proof."""
         return Answer(
             self.outcome,
@@ -155,6 +155,7 @@ class LostMessages:
             deleted=self.ids(Status.DELETED),
             unread=self.ids(Status.UNPROVEN),
             unreadable_streams=self.left_out,
+            self_ids=self_ids,
         )
 
 

@@ -98,11 +98,6 @@ class Question:
         """Rows to select in each stream: more than the limit, for the given message or to detect too many."""
         return max(1, len(self.own.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
-    def named(self, answer: Answer) -> Answer:
-        """Return the answer with the ids of the given message's copies."""
-        copies = self.own.copies
-        return replace(answer, self_ids=copies) if copies else answer
-
     def is_meant(self, message: Message) -> bool:
         """Whether a message matches the search."""
         if not any(each.is_of(message) for each in self.wanted) or self.own.holds(message):
@@ -159,7 +154,7 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
     if not question.wanted:
         return without_values(catalog, question.names, question.missing_keys)
     find = partial(_find, catalog, question)
-    return question.named(answered(catalog, question.names, question.key_ids, find, complete=complete))
+    return answered(catalog, question.names, question.key_ids, find, complete=complete)
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
@@ -177,12 +172,9 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answe
         return found
     gathered = Matches(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
-    by_id = {hit.id: hit for hit in found.hits}
-    for message in gathered.messages:
-        if message.id not in by_id and (hit := question.hit(None, message)):
-            by_id[message.id] = hit
-    ordered = question.sort([hit.message for hit in by_id.values()])
-    return replace(found, hits=tuple(by_id[message.id] for message in ordered))
+    messages = question.sort({message.id: message for message in (*found, *gathered.messages)}.values())
+    hits = tuple(hit for message in messages if (hit := question.hit(None, message)))
+    return replace(found, hits=hits, self_ids=question.own.copies)
 
 
 def probe(catalog: Catalog, question: Question) -> Answer:
@@ -200,7 +192,7 @@ def probe(catalog: Catalog, question: Question) -> Answer:
         # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
         is_whole = len(question.own.ids) + len(lost.statuses) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return lost.answer(hits)
+            return lost.answer(hits, question.own.copies)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:

@@ -190,7 +190,7 @@ class Waiting:
             # A recorder will correct the record; otherwise the proof at the timeout reports the error.
             question.being_read.clear()
             return None
-        return question.named(recorded_answer(self._catalog, question.names, found)) if found.hits else None
+        return recorded_answer(self._catalog, question.names, found) if found.hits else None
 
     def _prepare_pause(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
@@ -204,4 +204,5 @@ class Waiting:
         streams = self._catalog.recorded(question.names) or question.names
         if not streams:
             raise error
-        return question.named(Answer(Status.UNPROVEN, streams=streams, unread=tuple(question.being_read)))
+        unread, copies = tuple(question.being_read), question.own.copies
+        return Answer(Status.UNPROVEN, streams=streams, unread=unread, self_ids=copies)
