@@ -88,8 +88,7 @@ def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]
     return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]
 
 
-TIMES_AT: Final = sql(
-    """
+TIMES_AT: Final = sql("""
     SELECT given.number, holding.max_us
     FROM unnest(:numbers::int[], :stream_ids::int[], :offsets::bigint[]) AS given (number, stream_id, at_offset)
     CROSS JOIN LATERAL (
@@ -102,9 +101,7 @@ TIMES_AT: Final = sql(
         ), 0)
       ORDER BY b.first_offset
       LIMIT 1
-    ) AS holding
-    """
-)
+    ) AS holding""")
 """Selects for each offset the latest time in the block that has the first message from that offset on, if any."""
 
 

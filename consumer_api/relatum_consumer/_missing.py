@@ -47,8 +47,7 @@ class _WaitingMessage(NamedTuple):
     due_us: int
 
 
-UNFOLLOWED: Final = sql(
-    f"""
+UNFOLLOWED: Final = sql(f"""
     SELECT given.number, first.stream_id, first.stream_offset, first.time_us
     FROM unnest(
       :numbers::int[], :values::text[], :time_uss::bigint[], :due_uss::bigint[], :own_streams::int[],
@@ -72,9 +71,7 @@ UNFOLLOWED: Final = sql(
       ORDER BY found.time_us, found.stream_id, found.stream_offset
       LIMIT 1
     ) AS first ON true
-    WHERE first.time_us IS NULL OR first.time_us > given.due_us
-    """
-)
+    WHERE first.time_us IS NULL OR first.time_us > given.due_us""")
 """Selects the given messages that no row with the key's value follows in time, each with the first row that follows.
 
 Columns: the message's number; the row's stream id, offset and time, NULL without a row. The query probes the index

@@ -97,8 +97,7 @@ def rows_of_values(names: int | None) -> sa.TextClause:
     caller selects them with `rows_by_stream`.
     """
     # The LIMIT makes PostgreSQL join value by value, with the index.
-    return sql(
-        f"""
+    return sql(f"""
         SELECT wanted.key_id, wanted.value, s.name, found.stream_offset, found.time_us
         FROM {_WANTED}
         CROSS JOIN LATERAL (
@@ -108,24 +107,19 @@ def rows_of_values(names: int | None) -> sa.TextClause:
             AND {part_may_hold_values("r", "wanted.key_id", _VALUE, _VALUE)}
           LIMIT :most::bigint
         ) AS found
-        LEFT JOIN relatum.streams s ON s.stream_id = found.stream_id AND {streams_meant(names)}
-        """
-    )
+        LEFT JOIN relatum.streams s ON s.stream_id = found.stream_id AND {streams_meant(names)}""")
 
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None) -> sa.TextClause:
     """Select rows of the searched streams, in the time span if it is not NULL: `most` for each value and stream."""
     rows = rows_of("oldest", ("with_value.key_id", "with_value.value", "s.stream_id"), limit=":most::bigint")
-    return sql(
-        f"""
+    return sql(f"""
         WITH RECURSIVE {streams_with("wanted.key_id", "wanted.value", _WANTED)}
         SELECT with_value.key_id, with_value.value, s.name, found.stream_offset, found.time_us
         FROM with_value
         JOIN relatum.streams s ON s.stream_id = with_value.stream_id AND {streams_meant(names)}
-        CROSS JOIN LATERAL {rows} AS found
-        """
-    )
+        CROSS JOIN LATERAL {rows} AS found""")
 
 
 def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:

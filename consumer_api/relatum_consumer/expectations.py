@@ -209,14 +209,11 @@ _WORDS: Final = {
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
 """The table's columns, in the order of an expectation's fields."""
 
-DEFINED: Final = sql(
-    f"""
+DEFINED: Final = sql(f"""
     SELECT {", ".join(_COLUMNS)}
     FROM relatum.expectations
     WHERE vhost = :vhost::text
-    ORDER BY name
-    """
-)
+    ORDER BY name""")
 """Reads the expectations of a virtual host, ordered by name."""
 
 

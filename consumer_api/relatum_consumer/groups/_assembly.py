@@ -176,8 +176,7 @@ short range of the index `relationships_lookup`."""
 
 # The aggregate makes PostgreSQL join group by group. `stream_id + 0` stops it from using the index of offsets: for a
 # stream that was never analyzed it expects no rows there, and would search the whole stream for each group.
-MEMBERS: Final = sql(
-    f"""
+MEMBERS: Final = sql(f"""
     SELECT wanted.group_id, found.*
     FROM unnest(:group_ids::text[]) AS wanted (group_id)
     CROSS JOIN LATERAL (
@@ -189,9 +188,7 @@ MEMBERS: Final = sql(
         AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
         AND r.stream_id + 0 = ANY (:stream_ids::int[])
     ) AS found
-    WHERE found.places IS NOT NULL
-    """
-)
+    WHERE found.places IS NOT NULL""")
 """Selects the members of the groups `group_ids` in the streams `stream_ids`, one row a group, since each row costs the
 driver time: the group's id, and unordered arrays of values (without the id), stream ids, offsets and times.
 
@@ -200,8 +197,7 @@ Each group takes one index probe of each part that may hold its values: one or t
 
 
 # The index `relationships_offsets` finds the rows of a range of offsets.
-ROWS_BETWEEN: Final = sql(
-    f"""
+ROWS_BETWEEN: Final = sql(f"""
     SELECT r.value, r.stream_offset, r.time_us
     FROM relatum.relationships r
     WHERE r.stream_id = :stream_id::int
@@ -209,9 +205,7 @@ ROWS_BETWEEN: Final = sql(
       AND r.key_id = :key_id::smallint
       AND {part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")}
       AND (NOT :firsts_only::boolean OR split_part(r.value, '|', 2) = '1')
-    ORDER BY r.stream_offset
-    """
-)
+    ORDER BY r.stream_offset""")
 """Selects the rows of a key in one stream from offset `low` to before `high`, by offset: value, offset, time. With
 `firsts_only`, it selects only rows with number 1."""
 

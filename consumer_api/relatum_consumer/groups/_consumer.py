@@ -44,15 +44,12 @@ _COLUMNS: Final = "consumer_id, name, streams, ordering, start_offset, start_us,
 """The columns of `SharedConsumer`."""
 
 # The update changes nothing: it returns the consumer if it exists.
-ADD: Final = sql(
-    f"""
+ADD: Final = sql(f"""
     INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
     VALUES (:vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
       :start_stream_id::int)
     ON CONFLICT (vhost, name) DO UPDATE SET ordering = group_consumers.ordering
-    RETURNING {_COLUMNS}
-    """
-)
+    RETURNING {_COLUMNS}""")
 
 BY_NAME: Final = sql(f"""
     SELECT {_COLUMNS} FROM relatum.group_consumers WHERE vhost = :vhost::text AND name = :name::text""")
@@ -102,14 +99,11 @@ def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
     return SharedConsumer(*rows[0]) if rows else None
 
 
-SCANS: Final = sql(
-    """
+SCANS: Final = sql("""
     SELECT stream_id, from_offset, to_offset
     FROM relatum.group_scans
     WHERE consumer_id = :consumer_id::int AND stream_id = ANY (:stream_ids::int[])
-    ORDER BY stream_id, from_offset
-    """
-)
+    ORDER BY stream_id, from_offset""")
 
 
 def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
@@ -158,8 +152,7 @@ ACKNOWLEDGE_PAUSE_S: Final = 0.25
 
 
 # PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
-CLAIM: Final = sql(
-    f"""
+CLAIM: Final = sql(f"""
     WITH chosen AS (
       SELECT group_id
       FROM relatum.group_states
@@ -176,9 +169,8 @@ CLAIM: Final = sql(
     SET deliveries = claimed.deliveries + 1, state = 'claimed', holder = :holder::text, {RENEWED}
     FROM chosen
     WHERE claimed.consumer_id = :consumer_id::int AND claimed.group_id = chosen.group_id
-    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
-    """
-)
+    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id,
+      claimed.first_offset""")
 """Claims the first `limit` ready groups. Returns rows, unordered: group id, the claim's number, how often the group was
 delivered, rank, stream id, first offset.
 
@@ -186,15 +178,12 @@ A group whose lease has expired is ready, too, and so is a group of this holder 
 process of that name claimed it, or the response to the statement was lost.
 """
 
-RENEW: Final = sql(
-    f"""
+RENEW: Final = sql(f"""
     UPDATE relatum.group_states
     SET {RENEWED}
     WHERE consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = ANY (:group_ids::text[])
       AND state = 'claimed'
-    RETURNING group_id, deliveries
-    """
-)
+    RETURNING group_id, deliveries""")
 """Renews the holder's leases of the groups `group_ids`. Returns group id and claim's number of each renewed lease."""
 
 _THIS_CLAIM: Final = """consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = :group_id::text
@@ -206,15 +195,12 @@ COUNT_GIVEN: Final = sql(f"""
 
 _IS_OVER: Final = "CASE WHEN :state::text IN ('done', 'dead') THEN"
 
-END: Final = sql(
-    f"""
+END: Final = sql(f"""
     UPDATE relatum.group_states
     SET state = :state::text, lease_expires_at = NULL,
       done_at = {_IS_OVER} clock_timestamp() END, holder = {_IS_OVER} holder END
     WHERE {_THIS_CLAIM} AND state IN ('claimed', :state::text)
-    RETURNING group_id
-    """
-)
+    RETURNING group_id""")
 """Ends a claim by setting the group's state: "done", "dead", "ready" for any member, or "open" (incomplete again).
 Returns no row if the claim was lost. A claim that is done or dead may be ended again, after a lost response."""
 

@@ -244,8 +244,7 @@ def _upsert(where: str) -> str:
 
 # One statement is one round trip and one transaction: it stores a window as scanned, together with the states of the
 # groups that have messages in it, if no other member has scanned it. So a member that dies leaves no partial result.
-STORE_WINDOW: Final = sql(
-    f"""
+STORE_WINDOW: Final = sql(f"""
     WITH moved AS (
       INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
       SELECT :from_offset::bigint, :to_offset::bigint, :consumer_id::int, :stream_id::int
@@ -266,9 +265,7 @@ STORE_WINDOW: Final = sql(
         AND EXISTS (SELECT * FROM moved)
       RETURNING group_id
     )
-    SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved
-    """
-)
+    SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved""")
 """Stores a window as scanned, and the states of its groups. Returns the number of windows stored, 1 or 0, and whether
 the consumer exists.
 

@@ -107,8 +107,7 @@ def _position(catalog: Catalog, group_id: str, names: _Names, *, complete: bool)
 # other publishers may write; the id alone would sort before them.
 _BEFORE: Final = "walk.group_id || '|' COLLATE \"C\""
 
-NEWEST: Final = sql(
-    f"""
+NEWEST: Final = sql(f"""
     WITH RECURSIVE walk (group_id, step) AS (
       SELECT :before::text COLLATE "C", 0
       UNION ALL
@@ -124,9 +123,7 @@ NEWEST: Final = sql(
       ) AS last
       WHERE walk.step < :most::bigint
     )
-    SELECT group_id FROM walk WHERE step > 0 ORDER BY step
-    """
-)
+    SELECT group_id FROM walk WHERE step > 0 ORDER BY step""")
 """Selects up to `most` ids of groups below `before`, in descending order of ids: the newest groups first.
 
 Each id takes one probe of each part's index, for the greatest value below all values of the previous group.
@@ -139,8 +136,7 @@ _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:st
 
 # Other publishers may set the same headers to any value, and such a value must not count as a missing number. Checking
 # the length and the digits takes a tenth of the time of a regular expression.
-UNFINISHED: Final = sql(
-    f"""
+UNFINISHED: Final = sql(f"""
     SELECT split_part(r.value, '|', 1) AS group_id
     FROM relatum.relationships r
     WHERE r.key_id = :key_id::smallint AND r.stream_id = ANY (:stream_ids::int[])
@@ -156,9 +152,7 @@ UNFINISHED: Final = sql(
       AND bool_or({_IS_RETAINED})
       AND coalesce(min(r.time_us) < :before::bigint, true)
     ORDER BY min(r.time_us) NULLS FIRST
-    LIMIT :limit::bigint
-    """
-)
+    LIMIT :limit::bigint""")
 """Selects the ids of the incomplete or unsound groups in the streams `stream_ids`: at most `limit`, oldest first.
 
 A group is complete and sound if its only last number is its highest, as many numbers are present, and retention has

@@ -254,8 +254,7 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
     floors = "LEFT JOIN unnest(:floor_names::text[], :floors::bigint[]) AS floors (name, floor) USING (name)"
     found = rows_of(order, (key_id, value, "meant.stream_id"), floor="coalesce(floors.floor, 0)" if floored else "0")
     has_value = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM with_value WHERE stream_id IS NOT NULL)"
-    return sql(
-        f"""
+    return sql(f"""
         WITH RECURSIVE meant AS (
           SELECT s.stream_id, s.name
           FROM relatum.streams s
@@ -266,9 +265,7 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
         {f"CROSS JOIN {wanted}" if wanted else ""}
         {floors if floored else ""}
         CROSS JOIN LATERAL {found} AS found /* of relatum.relationships */
-        {f"WHERE {has_value}" if many else ""}
-        """
-    )
+        {f"WHERE {has_value}" if many else ""}""")
 
 
 def rows_of(order: Order, place: tuple[str, str, str], *, floor: str = "0", limit: str = ":limit::bigint") -> str:
@@ -298,8 +295,7 @@ _LAST: Final = "\U0010ffff"
 """The highest code point, a noncharacter: with it, a prefix sorts after all values that begin with the prefix."""
 
 # The walk starts before the first pair of value and stream: no stream has the id -1.
-VALUES_OF_KEY: Final = sql(
-    f"""
+VALUES_OF_KEY: Final = sql(f"""
     WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
       SELECT :low::text COLLATE "C", -1, false, 0
       UNION ALL
@@ -319,9 +315,7 @@ VALUES_OF_KEY: Final = sql(
       ) AS following
       WHERE walk.step < :steps::bigint
     )
-    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint
-    """
-)
+    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint""")
 """Selects the first `most` values of `key_id` in present streams of `vhost` from `low` to `high`, in order.
 
 A step finds the next pair of value and stream with one probe of each part's index. If the stream is searched, the next

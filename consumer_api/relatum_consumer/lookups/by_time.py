@@ -316,17 +316,14 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
 
 
 def _keyed_neighbour(beyond: str, order: str) -> sa.TextClause:
-    return sql(
-        f"""
+    return sql(f"""
         SELECT r.stream_offset, r.time_us
         FROM relatum.relationships r
         WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
           AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
           AND (r.time_us, r.stream_offset) {beyond} (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
         ORDER BY r.time_us {order}, r.stream_offset {order}
-        LIMIT 1
-        """
-    )
+        LIMIT 1""")
 
 
 KEYED_NEIGHBOUR: Final[Mapping[Direction, sa.TextClause]] = {

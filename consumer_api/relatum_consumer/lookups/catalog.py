@@ -74,28 +74,22 @@ class PresentStream(NamedTuple):
 @lru_cache(maxsize=512)
 def present_streams(names: int | None) -> sa.TextClause:
     """Select the columns of `PresentStream` for the streams searched."""
-    return sql(
-        f"""
+    return sql(f"""
         SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
           (extract(epoch FROM s.created_at) * 1000000)::bigint
         FROM relatum.streams s
         LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
         WHERE {streams_meant(names)}
-        ORDER BY s.name
-        """
-    )
+        ORDER BY s.name""")
 
 
-_OTHER_VHOSTS: Final = sql(
-    """
+_OTHER_VHOSTS: Final = sql("""
     SELECT vhost, count(*)
     FROM relatum.streams
     WHERE vhost <> :vhost::text AND replaced_at IS NULL
     GROUP BY vhost
     ORDER BY vhost
-    LIMIT 5
-    """
-)
+    LIMIT 5""")
 
 
 _REMOVED: Final = sql(

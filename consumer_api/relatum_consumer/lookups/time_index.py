@@ -107,26 +107,20 @@ def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
     """
 
 
-BLOCKS_BETWEEN: Final = sql(
-    f"""
+BLOCKS_BETWEEN: Final = sql(f"""
     SELECT given.stream_id, reaching.*
     FROM unnest(:stream_ids::int[]) AS given (stream_id)
     CROSS JOIN {_reaching(":low::bigint", ":high::bigint", "given.stream_id")}
-    ORDER BY stream_id, first_offset, last_offset
-    """
-)
+    ORDER BY stream_id, first_offset, last_offset""")
 
 # Each range is longer by the gap while ranges are merged.
-OFFSETS_BETWEEN: Final = sql(
-    f"""
+OFFSETS_BETWEEN: Final = sql(f"""
     SELECT lower(span), upper(span) - {_GAP_OFFSETS}
     FROM unnest((
       SELECT range_agg(int8range(greatest(first_offset, :floor::bigint), last_offset + 1 + {_GAP_OFFSETS}))
       FROM {_reaching(":low::bigint", ":high::bigint")}
     )) AS span
-    ORDER BY 1
-    """
-)
+    ORDER BY 1""")
 """Selects ranges of offsets, from `floor` on, that contain all messages with times from `low` to `high`, inclusive.
 
 The ranges are in order and exclude their end. They contain other messages, too.
@@ -138,8 +132,7 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
 
     It is the aggregate `found` over the next block of each class.
     """
-    return sql(
-        f"""
+    return sql(f"""
         WITH witness AS (
           SELECT {found} AS time_us
           FROM {_CLASSES}
@@ -152,9 +145,7 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
         )
         SELECT reaching.*
         FROM witness
-        CROSS JOIN {_reaching(low, high)}
-        """
-    )
+        CROSS JOIN {_reaching(low, high)}""")
 
 
 # Backwards, the index has no order of the blocks' latest times. So the query takes the block of each class that begins

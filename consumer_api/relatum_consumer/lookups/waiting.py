@@ -72,8 +72,7 @@ _GIVEN: Final = f"""
 
 # Three SELECTs, each with its own index: one condition for all would compare every given name with every stream. The
 # inner LIMITs make PostgreSQL join row by row, with the index.
-WATCHED: Final = sql(
-    f"""
+WATCHED: Final = sql(f"""
     WITH meant AS MATERIALIZED (
       {_GIVEN} AND given.set_name = s.name
       UNION
@@ -99,9 +98,7 @@ WATCHED: Final = sql(
       ) AS row
       WHERE meant.set_number = wait.among
       LIMIT 1
-    ) AS is_there
-    """
-)
+    ) AS is_there""")
 """Selects the numbers of the waits for which the index has a row.
 
 It probes the index for each value and stream of a wait, up to the first row. Waits on the same streams share one set of
