@@ -205,7 +205,6 @@ _WORDS: Final = {
     Status.FOUND: "not all messages were followed in time",
 }
 
-
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
 """The table's columns, in the order of an expectation's fields."""
 
@@ -215,7 +214,6 @@ DEFINED: Final = sql(f"""
     WHERE vhost = :vhost::text
     ORDER BY name""")
 """Reads the expectations of a virtual host, ordered by name."""
-
 
 # The update changes nothing: it returns, and locks, the expectation that is already defined.
 _ADD: Final = sql(f"""

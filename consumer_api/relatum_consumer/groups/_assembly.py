@@ -36,7 +36,6 @@ GroupOrder: TypeAlias = Literal["logical", "physical"]
 _FINAL: Final = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """Anomalies that no further message can resolve. The first that applies is reported."""
 
-
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
 """The fields of a `Member`, as a plain tuple. A hundred thousand rows are held in memory. Python's garbage collector
 skips plain tuples of texts and numbers, but visits instances of a class repeatedly: tuples take a tenth of the time."""
@@ -194,7 +193,6 @@ driver time: the group's id, and unordered arrays of values (without the id), st
 
 Each group takes one index probe of each part that may hold its values: one or two parts, if ids are in time order.
 """
-
 
 # The index `relationships_offsets` finds the rows of a range of offsets.
 ROWS_BETWEEN: Final = sql(f"""

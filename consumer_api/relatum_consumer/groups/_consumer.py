@@ -150,7 +150,6 @@ class Claim:
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
 """Seconds between two attempts to acknowledge while PostgreSQL does not answer."""
 
-
 # PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
 CLAIM: Final = sql(f"""
     WITH chosen AS (

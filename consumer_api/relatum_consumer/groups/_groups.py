@@ -87,7 +87,6 @@ class GroupConsumerStatus:
 
 NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
 
-
 COUNTS: Final = sql("""
     SELECT state, count(*), min(opened_at)
     FROM relatum.group_states

@@ -1,7 +1,6 @@
 """Queries of one group by its id (messages, one number, position), and reports of incomplete and of newest groups."""
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -9,21 +8,19 @@ from functools import partial
 from typing import Any, Final, get_args
 
 from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
-from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_group_id, checked_sequence
-from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, named, present_view
-from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, View, assemble, group_key, named, present_view
+from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floors_of, read_group, read_on
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.by_key import Question, answer
 from relatum_consumer.lookups.catalog import Catalog, Wanted
-from relatum_consumer.lookups.proof import all_ends, evidence
+from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
 
@@ -55,7 +52,8 @@ def assembled(
     rows = view.members_of([group_id]).get(group_id, [])
     if known is not None:
         known.check_present(catalog, names, [key_id])
-    group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
+    floors = floors_of(catalog.servers, (row[3] for row in rows), is_named=names is not None)
+    group = assemble(group_id, rows, order, floors)
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
@@ -64,16 +62,6 @@ def assembled(
         "streams": tuple(sorted(streams - refused)),
         "is_of_all": names is None and not refused,
         "is_proven": known is not None and not known.unproven and not refused,
-    }
-
-
-def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
-    """Return the first retained offset of each stream that has members."""
-    found = all_ends(servers, sorted({row[3] for row in rows}), is_named=is_named)
-    # If this user may not read the stream, rely on the table.
-    return {
-        stream: floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else INTEGER_MAX if bounds is None else 0
-        for stream, bounds in found.items()
     }
 
 
@@ -128,7 +116,6 @@ NEWEST: Final = sql(f"""
 
 Each id takes one probe of each part's index, for the greatest value below all values of the previous group.
 """
-
 
 _SEQUENCE: Final = "split_part(r.value, '|', 2)"
 _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"

@@ -17,15 +17,14 @@ from relatum.common.waiting import Outages, Pauses, ended, has_passed, may_repea
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
 from relatum.own_messages import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
-from relatum.reading import BrokerAddress, Message, StreamBounds
+from relatum.reading import BrokerAddress, Message
 from relatum.store.members import renewal_s
 from relatum_consumer.groups._assembly import Assembled, named
 from relatum_consumer.groups._consumer import Claim, Claims, SharedGroupsStatistics, check_dead_letters, find_consumer
 from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
-from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
+from relatum_consumer.groups._reading import Group, conflict, floors_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.waiting import Pause
 
 logger = logging.getLogger("relatum.groups")
@@ -276,8 +275,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
-        bounds = all_ends(self._catalog.servers, [stream], is_named=False)[stream]
-        if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
+        if floors_of(self._catalog.servers, [stream], is_named=False)[stream] > claim.first_offset:
             self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, "open")

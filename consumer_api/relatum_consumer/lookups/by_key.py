@@ -238,8 +238,6 @@ def span_parameters(since: int | None, until: int | None) -> dict[str, int | Non
 def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool, many: bool = False) -> sa.TextClause:
     """Select rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
-    If `since` and `until` are not NULL, only rows with times from `since` to before `until` are selected.
-
     The statement probes each part's index once for each key and stream, and stops at the limit: a value shared by a
     million messages costs no more than any other. Only the order by offset must sort a value's rows in a stream.
 

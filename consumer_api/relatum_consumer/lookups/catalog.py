@@ -91,7 +91,6 @@ _OTHER_VHOSTS: Final = sql("""
     ORDER BY vhost
     LIMIT 5""")
 
-
 _REMOVED: Final = sql(
     "SELECT name FROM relatum.keys WHERE key_id = ANY (:key_ids::smallint[]) AND removed_at IS NOT NULL"
 )
@@ -332,10 +331,7 @@ class Catalog:
         )
 
     def streams(self, names: Sequence[str] | None, *, even_replaced: bool = False) -> list[PresentStream]:
-        """Read the recorded streams with these names or super streams; None: all that lookups do not leave out.
-
-        `even_replaced`: Leave out only streams of other brokers.
-        """
+        """Read these recorded streams, or all but those left out; `even_replaced`: but those of other brokers."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
         left_out: Collection[str] = ()

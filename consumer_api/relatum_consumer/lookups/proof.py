@@ -144,10 +144,7 @@ class Evidence:
     def status(
         self, outcome: Status, *, was_read: bool, is_whole: bool, required: Collection[int] | None = None
     ) -> Status:
-        """Return the status according to the rules in this module's docstring; `required` as for `is_open`.
-
-        `outcome`: `FOUND`, or if no message was found, `EXPIRED`, `DELETED` or `ABSENT`, according to the index.
-        """
+        """Return the status by the rules above; `outcome`: what was found (`FOUND`, `EXPIRED`, `DELETED`, `ABSENT`)."""
         is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
         if outcome is not Status.FOUND:
             if self.is_open(required) and not was_read:
@@ -277,10 +274,7 @@ def all_ends(
     chunks: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return each stream's bounds; unless it is named, None if there is certainly none, or why it may not be read.
-
-    For the streams in `lasts`, the first offset may be given as 0.
-    """
+    """Return each stream's bounds (`lasts`: the first may be 0). Unless named, None if it is gone, or the refusal."""
     # A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
     # deleted streams may be many, so one request finds them all.
     found: dict[str, StreamBounds | UnreadableStream | None] = {}

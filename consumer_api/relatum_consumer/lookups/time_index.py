@@ -128,10 +128,7 @@ The ranges are in order and exclude their end. They contain other messages, too.
 
 
 def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
-    """Select the blocks that overlap the time between `t` and a witness: the time of a message beyond `t`.
-
-    It is the aggregate `found` over the next block of each class.
-    """
+    """Select the blocks that overlap the time from `t` to a witness: `found` over the next block of each class."""
     return sql(f"""
         WITH witness AS (
           SELECT {found} AS time_us
