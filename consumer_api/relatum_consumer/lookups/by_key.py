@@ -54,11 +54,6 @@ class OwnMessage:
         self.ids: set[MessageId] = set() if where is None else {where}
 
     @property
-    def first(self) -> MessageId | None:
-        """The lowest of the ids, if any."""
-        return min(self.ids, default=None)
-
-    @property
     def copies(self) -> tuple[MessageId, ...]:
         """The ids of the copies found so far, in order; empty if the given message has an id."""
         return () if self._is_copy is None else tuple(sorted(self.ids))

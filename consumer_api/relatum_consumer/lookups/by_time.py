@@ -337,10 +337,6 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
     """Pass the next message with the key's value to `nearest`."""
     by, edge = search.by, nearest.edge
     assert by is not None, "only lookups by key come here"
-
-    def carried(_: Row, message: Message) -> Message | None:
-        return message if by.is_of(message) else None
-
     while nearest.message is None:
         parameters = {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id, "t": edge[0], "o": edge[1]}
         parameters["floor"] = lost.floors.get(stream.name, 0)
@@ -348,7 +344,8 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
         if not rows:
             return
         places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
-        for message in verified(search.catalog, places, carried, lost, is_named=True):
+        read = verified(search.catalog, places, lambda _, each: each if by.is_of(each) else None, lost, is_named=True)
+        for message in read:
             nearest.consider(message)
 
 

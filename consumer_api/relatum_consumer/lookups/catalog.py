@@ -141,10 +141,6 @@ class Catalog:
         self._unusable: dict[str, tuple[RelatumError, float]] = {}
         """By stream that is not the recorded one: the error, and the monotonic time until which it is left out."""
 
-    def forget(self) -> None:
-        """Drop the snapshot, so that the next use reads a new one."""
-        self._snapshot = None
-
     def _current(self, *, fresh: bool = False) -> _Snapshot:
         snapshot = self._snapshot
         if snapshot is None or fresh:
@@ -201,7 +197,7 @@ class Catalog:
         """Check in the database that keys are in force; raises `KeyNotDefined`."""
         ids = list(key_ids)
         for (name,) in self.servers.rows(_REMOVED, {"key_ids": ids}) if ids else ():
-            self.forget()
+            self._snapshot = None  # The next use reads a new one.
             raise KeyNotDefined(f"the key {name!r} was removed, and perhaps defined anew: repeat the lookup", key=name)
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:

@@ -191,7 +191,8 @@ class Waiting:
 
     def _prepare_pause(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
-        self.watch, self.pause_s = Watch(question.names, values, question.own.first, self._until), 0.0
+        own_id = min(question.own.ids, default=None)
+        self.watch, self.pause_s = Watch(question.names, values, own_id, self._until), 0.0
         if self.has_row:
             # The index has a row of a message that retention has dropped, or that cannot be read: back off.
             self.pause_s = max(0.0, min(next(self._unreadable_pauses), self._until - time.monotonic()))
