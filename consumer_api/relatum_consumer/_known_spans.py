@@ -18,7 +18,7 @@ from relatum.common.limits import INTEGER_MIN
 from relatum.keys import KeyDefinition
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups.catalog import Catalog, time_not_recorded
+from relatum_consumer.lookups.catalog import Catalog, check_times
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
@@ -61,9 +61,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
     """Return what is known of a stream or super stream, with respect to all of the keys."""
     queried_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
-    for stream in found.recorded:
-        if not stream.record_time:
-            raise time_not_recorded(stream.name)
+    check_times(found.recorded)
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name], key_ids)

@@ -21,7 +21,7 @@ from relatum_consumer.lookups.answer import Answer, Hit
 from relatum_consumer.lookups.answering import Find, LostMessages, Matches, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, check_limit, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order, time_not_recorded
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, check_times, in_partition_order
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
@@ -66,9 +66,7 @@ class Search:
         streams = self.catalog.streams(self.names)
         if self.names is None:
             return [stream for stream in streams if stream.record_time]
-        for stream in streams:
-            if not stream.record_time:
-                raise time_not_recorded(stream.name)
+        check_times(streams)
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:

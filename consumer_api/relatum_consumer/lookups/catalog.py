@@ -351,7 +351,10 @@ def in_partition_order(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def time_not_recorded(stream: str) -> TimeNotRecorded:
-    """Return the error for a stream whose times are not recorded."""
-    remedy = f"`relatum keys time {shlex.quote(stream)} --on` switches them on"
-    return TimeNotRecorded(f"times are not recorded for the stream {stream!r}: {remedy}", stream=stream)
+def check_times(streams: Iterable[PresentStream]) -> None:
+    """Raise `TimeNotRecorded` if the times of one of the streams are not recorded."""
+    for stream in streams:
+        if not stream.record_time:
+            remedy = f"`relatum keys time {shlex.quote(stream.name)} --on` switches them on"
+            message = f"times are not recorded for the stream {stream.name!r}: {remedy}"
+            raise TimeNotRecorded(message, stream=stream.name)
