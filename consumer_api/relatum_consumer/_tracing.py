@@ -109,11 +109,8 @@ class _TraceRun:
         # Collected before the first query of the index, so that the evidence holds for everything found.
         key_ids = [*self.key_graph.definitions, *[TIME] * self._is_bounded]
         known = evidence(self.catalog, self.names, key_ids, chunks=self.chunks)
-        if not known.streams:
-            if known.unreadable_streams:
-                raise self.catalog.why_left_out(known.unreadable_streams[0])
-            if not known.gone:
-                self.catalog.nothing_recorded()
+        if not known.streams and (known.unreadable_streams or not known.gone):
+            known.nothing_searched(self.catalog)
         for hop in range(1, self.hops + 2):
             sought = dict.fromkeys(self.key_graph.sought(dict.fromkeys(self.frontier)))
             wanted, self.frontier = [value for value in sought if value not in self.searched], []

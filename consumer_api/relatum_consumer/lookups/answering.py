@@ -265,9 +265,7 @@ def _concluded(catalog: Catalog, known: Evidence, found: Answer, *, was_read: bo
     known = replace(known, unusable=union_of(known.unusable, found.unreadable_streams))
     outcome = Status.FOUND if found.hits else found.status
     if not known.streams and outcome is Status.ABSENT:
-        if known.unreadable_streams:
-            raise catalog.why_left_out(known.unreadable_streams[0])
-        catalog.nothing_recorded(known.gone)
+        known.nothing_searched(catalog)
     status = known.status(outcome, was_read=was_read, is_whole=not found.unread)
     # The answer also covers deleted streams with matches: their recorded part is known.
     streams = tuple(sorted({*known.streams, *(where.stream for where in found.deleted)}))

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from relatum.common.checks import meant
 from relatum.errors import (
-    AccessRefused,
     InvalidInput,
     InvalidRelationshipKey,
     KeyNotDefined,
@@ -289,10 +288,6 @@ class Catalog:
         """Return the streams that an answer leaves out, as its `unreadable_streams`; empty if streams are named."""
         left_out = {} if names is not None else self.left_out()
         return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
-
-    def why_left_out(self, stream: UnreadableStream) -> RelatumError:
-        """Return the error of a left-out stream, to be raised if an answer would leave out all streams."""
-        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
         """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, NoReturn
 
 from relatum.common.waiting import pause
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
@@ -89,6 +89,13 @@ class Evidence:
     def unreadable_streams(self) -> tuple[UnreadableStream, ...]:
         """The recorded streams that were left out of this evidence."""
         return (*self.unusable, *self.refused)
+
+    def nothing_searched(self, catalog: Catalog) -> NoReturn:
+        """Raise the error of a search that would leave out all streams, or for which no stream is recorded."""
+        if self.unreadable_streams:
+            stream, reason = self.unreadable_streams[0]
+            raise catalog.left_out().get(stream) or AccessRefused(reason, stream=stream)
+        catalog.nothing_recorded(self.gone)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
         """Read the unrecorded messages."""
