@@ -14,13 +14,7 @@ from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterC
 from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
 from relatum_consumer._relations import Relations
-from relatum_consumer.groups import (
-    AsyncSharedGroups,
-    Group,
-    GroupArguments,
-    GroupConsumer,
-    SharingArguments,
-)
+from relatum_consumer.groups import AsyncSharedGroups, Group, GroupArguments, GroupConsumer, SharingArguments
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Consumed, Names, Order, names_of
 from relatum_consumer.lookups.by_key import question_of

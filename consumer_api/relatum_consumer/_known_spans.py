@@ -18,7 +18,7 @@ from relatum.common.limits import INTEGER_MIN
 from relatum.keys import KeyDefinition
 from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups.catalog import Catalog, time_not_recorded
+from relatum_consumer.lookups.catalog import Catalog, check_times
 from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
@@ -27,19 +27,16 @@ ALWAYS: Final = INTEGER_MIN
 
 @dataclass(frozen=True, slots=True)
 class KnownSpans:
-    """What is known of a stream or super stream.
-
-    Attributes:
-        queried_us: The time just before the streams' ends were queried.
-        spans: Time spans in order, both ends excluded, in which every message of all the streams is known.
-        behind: The streams whose ends are not recorded.
-    """
+    """What is known of a stream or super stream."""
 
     name: str
     queried_us: int
+    """The time just before the streams' ends were queried."""
     spans: tuple[Range, ...]
+    """Time spans in order, both ends excluded, in which every message of all the streams is known."""
     evidence: Evidence
     behind: tuple[str, ...] = ()
+    """The streams whose ends are not recorded."""
 
     @property
     def firsts(self) -> dict[str, int]:
@@ -64,9 +61,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> KnownSpans:
     """Return what is known of a stream or super stream, with respect to all of the keys."""
     queried_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
-    for stream in found.recorded:
-        if not stream.record_time:
-            raise time_not_recorded(stream.name)
+    check_times(found.recorded)
     ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
     spans = _spans(catalog, found, ranges, queried_us)
     found.check_present(catalog, [name], key_ids)
@@ -91,28 +86,20 @@ def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]
     return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]
 
 
-TIMES_AT: Final = sql(
-    """
-    SELECT given.number,
-      CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END AS time_us
+TIMES_AT: Final = sql("""
+    SELECT given.number, holding.max_us
     FROM unnest(:numbers::int[], :stream_ids::int[], :offsets::bigint[]) AS given (number, stream_id, at_offset)
-    LEFT JOIN LATERAL (
-      SELECT b.max_us, b.last_offset
+    CROSS JOIN LATERAL (
+      SELECT b.max_us
       FROM relatum.time_blocks b
-      WHERE b.stream_id = given.stream_id AND b.first_offset <= given.at_offset
-      ORDER BY b.first_offset DESC
-      LIMIT 1
-    ) AS around ON true
-    LEFT JOIN LATERAL (
-      SELECT b.max_us, b.last_offset
-      FROM relatum.time_blocks b
-      WHERE b.stream_id = given.stream_id AND b.first_offset > given.at_offset
+      WHERE b.stream_id = given.stream_id AND b.last_offset >= given.at_offset AND b.first_offset >= coalesce((
+          SELECT max(before.first_offset)
+          FROM relatum.time_blocks before
+          WHERE before.stream_id = given.stream_id AND before.first_offset <= given.at_offset
+        ), 0)
       ORDER BY b.first_offset
       LIMIT 1
-    ) AS beyond ON true
-    WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
-    """
-)
+    ) AS holding""")
 """Selects for each offset the latest time in the block that has the first message from that offset on, if any."""
 
 

@@ -26,17 +26,14 @@ from relatum_consumer.expectations import (
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import moment_of, span_of
-from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.time_index import offsets_within
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.time_index import offsets_between
 
 BATCH: Final = 1_000
 """Messages checked by one index query, which takes a few milliseconds."""
 
 PIECE: Final = 2_048
 """Offsets in one read: it attaches once, and takes about ten milliseconds."""
-
-PAGE_BLOCKS: Final = 2_048
-"""Blocks of the time index in one query: they span a quarter of a million messages, and take half a megabyte."""
 
 SPAN_S: Final = 86_400
 """Length of the default span of due times, in seconds: a day."""
@@ -50,8 +47,7 @@ class _WaitingMessage(NamedTuple):
     due_us: int
 
 
-UNFOLLOWED: Final = sql(
-    f"""
+UNFOLLOWED: Final = sql(f"""
     SELECT given.number, first.stream_id, first.stream_offset, first.time_us
     FROM unnest(
       :numbers::int[], :values::text[], :time_uss::bigint[], :due_uss::bigint[], :own_streams::int[],
@@ -75,9 +71,7 @@ UNFOLLOWED: Final = sql(
       ORDER BY found.time_us, found.stream_id, found.stream_offset
       LIMIT 1
     ) AS first ON true
-    WHERE first.time_us IS NULL OR first.time_us > given.due_us
-    """
-)
+    WHERE first.time_us IS NULL OR first.time_us > given.due_us""")
 """Selects the given messages that no row with the key's value follows in time, each with the first row that follows.
 
 Columns: the message's number; the row's stream id, offset and time, NULL without a row. The query probes the index
@@ -127,8 +121,7 @@ class _Check:
         self._followers = known(catalog, expectation.follows, (self._by.key_id, TIME))
         self._batch: list[_WaitingMessage] = []
         self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
-        self._counts = dict.fromkeys(ExpectationResult, 0)
-        self._reasons: Counter[Reason] = Counter()
+        self._counts: Counter[ExpectationResult | Reason | None] = Counter()
         self._checked = self._without_value = self._unreadable = 0
         self._may_have_lost = False
         """Whether retention may have dropped messages before they were checked."""
@@ -156,7 +149,7 @@ class _Check:
             late_count=self._counts[ExpectationResult.LATE],
             missing_count=self._counts[ExpectationResult.MISSING],
             not_known_count=self._counts[ExpectationResult.NOT_KNOWN],
-            not_due_count=self._reasons[Reason.NOT_DUE],
+            not_due_count=self._counts[Reason.NOT_DUE],
             checked=self._checked,
             without_value=self._without_value,
             unreadable=self._unreadable,
@@ -180,36 +173,28 @@ class _Check:
         is_known = due < begin or source.holds(begin - grace_us, due + grace_us)
         is_known = is_known and not (self._unreadable or may_have_lost)
         is_behind = bool(source.behind) and due + grace_us >= source.until
-        if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
+        if Reason.UNPROVEN in self._counts or not (is_known or is_behind):
             return Status.UNPROVEN
-        if Reason.BEHIND in self._reasons or not is_known:
+        if Reason.BEHIND in self._counts or not is_known:
             return Status.NOT_RECORDED_YET
         return Status.ABSENT
 
     def _check(self, low: int, high: int) -> None:
         """Check all messages with times from `low` to `high`, both included."""
+        servers = self._catalog.servers
         for stream in self._source.evidence.recorded:
-            first_read = self._read(stream, self._source.firsts[stream.name], low, high)
-            if first_read is not None:
-                # If retention has dropped the requested offset, the broker silently starts at the first retained one.
-                bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
-                self._may_have_lost = self._may_have_lost or bounds.first is None or bounds.first > first_read
-        self._check_batch()
-
-    def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
-        """Check a stream's messages in a time span, and return the first offset read, if any."""
-        offset: int | None = first
-        first_read: int | None = None
-        consider, servers = partial(self._consider, stream.stream_id, low, high), self._catalog.servers
-        while offset is not None:
-            ranges, offset = offsets_within(servers, stream, low, high, offset, blocks_max=PAGE_BLOCKS)
+            consider = partial(self._consider, stream.stream_id, low, high)
+            ranges = offsets_between(servers, stream, low, high, self._source.firsts[stream.name])
             for start, stop in ranges:
-                first_read = start if first_read is None else first_read
                 for piece in range(start, stop, PIECE):
                     servers.scan(stream.name, piece, min(piece + PIECE, stop), consider)
                     if len(self._batch) >= BATCH:
                         self._check_batch()
-        return first_read
+            if ranges:
+                # If retention has dropped the requested offset, the broker silently starts at the first retained one.
+                bounds: StreamBounds = servers.bounds(stream.name)
+                self._may_have_lost = self._may_have_lost or bounds.first is None or bounds.first > ranges[0][0]
+        self._check_batch()
 
     def _consider(self, stream_id: int, low: int, high: int, message: Message) -> None:
         if isinstance(message.raw, UnreadableRecord):
@@ -272,9 +257,7 @@ class _Check:
         return UnmetExpectation(finding, message.id, message.value, moment, due, reason, follower, followed_at)
 
     def _add(self, unmet: UnmetExpectation) -> None:
-        self._counts[unmet.finding] += 1
-        if unmet.why is not None:
-            self._reasons[unmet.why] += 1
+        self._counts.update((unmet.finding, unmet.why))
         found = self._found[unmet.finding]
         found.append(unmet)
         if len(found) > 2 * self._limit:

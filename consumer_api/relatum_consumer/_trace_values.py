@@ -11,7 +11,7 @@ from relatum.common.ids import MessageId
 from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message
 from relatum.store.database import sql
-from relatum.store.parts import part_is_between
+from relatum.store.parts import part_may_hold_values
 from relatum.store.rows import array_text
 from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
@@ -87,62 +87,39 @@ class KeyGraph:
 _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
-FEW_PARTS: Final = 3
-"""Up to this many closed parts, all are probed: checking which parts may hold a value costs as much as two probes."""
-
 
 @lru_cache(maxsize=64)
 def rows_of_values(names: int | None) -> sa.TextClause:
     """Select rows of values, at most `most` for each: key id, value, stream, offset, time.
 
-    Each value takes one index probe of each part that may hold values between the key's least and greatest one. If
-    these parts are many, only those that may hold the value itself are probed. Rows of other virtual hosts, of
-    replaced streams and of streams outside the `names` have a NULL stream, and count towards `most`. If that leaves
-    out rows of a value, the caller selects them with `rows_by_stream`.
+    Each value takes one index probe of each part that may hold it. Rows of other virtual hosts, of replaced streams and
+    of streams outside the `names` have a NULL stream, and count towards `most`. If that leaves out rows of a value, the
+    caller selects them with `rows_by_stream`.
     """
-    held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"
-    is_few = f"around.last - around.first < {FEW_PARTS}"
-    first, last = (f"CASE WHEN {is_few} THEN around.{each} ELSE parts.{each} END" for each in ("first", "last"))
-    # The inner LIMIT makes PostgreSQL join value by value, with the index.
-    return sql(
-        f"""
-        SELECT given.key_id, wanted.value, s.name, found.stream_offset, found.time_us
-        FROM (
-          SELECT key_id, array_agg(value) AS among, min(value COLLATE "C") AS low, max(value COLLATE "C") AS high
-          FROM {_WANTED}
-          GROUP BY key_id
-        ) AS given
-        CROSS JOIN LATERAL (
-          {held} held.key_id = given.key_id AND held.low <= given.high AND held.high >= given.low
-        ) AS around
-        CROSS JOIN LATERAL unnest(given.among) AS wanted (value)
-        CROSS JOIN LATERAL (
-          {held} NOT {is_few} AND held.key_id = given.key_id AND held.low <= {_VALUE} AND held.high >= {_VALUE}
-        ) AS parts
+    # The LIMIT makes PostgreSQL join value by value, with the index.
+    return sql(f"""
+        SELECT wanted.key_id, wanted.value, s.name, found.stream_offset, found.time_us
+        FROM {_WANTED}
         CROSS JOIN LATERAL (
           SELECT r.stream_id, r.stream_offset, r.time_us
           FROM relatum.relationships r
-          WHERE r.key_id = given.key_id AND r.value = {_VALUE} AND {part_is_between("r", first, last)}
+          WHERE r.key_id = wanted.key_id AND r.value = {_VALUE}
+            AND {part_may_hold_values("r", "wanted.key_id", _VALUE, _VALUE)}
           LIMIT :most::bigint
         ) AS found
-        LEFT JOIN relatum.streams s ON s.stream_id = found.stream_id AND {streams_meant(names)}
-        """
-    )
+        LEFT JOIN relatum.streams s ON s.stream_id = found.stream_id AND {streams_meant(names)}""")
 
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None) -> sa.TextClause:
     """Select rows of the searched streams, in the time span if it is not NULL: `most` for each value and stream."""
     rows = rows_of("oldest", ("with_value.key_id", "with_value.value", "s.stream_id"), limit=":most::bigint")
-    return sql(
-        f"""
+    return sql(f"""
         WITH RECURSIVE {streams_with("wanted.key_id", "wanted.value", _WANTED)}
         SELECT with_value.key_id, with_value.value, s.name, found.stream_offset, found.time_us
         FROM with_value
         JOIN relatum.streams s ON s.stream_id = with_value.stream_id AND {streams_meant(names)}
-        CROSS JOIN LATERAL {rows} AS found
-        """
-    )
+        CROSS JOIN LATERAL {rows} AS found""")
 
 
 def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:
@@ -156,8 +133,9 @@ def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Va
     """Return the indexed messages of each value, at most `most`, whatever their times."""
     statement = rows_of_values(None if names is None else len(names))
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
-    found, others = _by_value(rows, most)
-    undecided = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
+    found = _by_value(rows, most)
+    counts = Counter((key_id, value) for key_id, value, *_ in rows)
+    undecided = [value for value, count in counts.items() if count >= most > len(found.get(value, ()))]
     return found | places_by_stream(catalog, names, undecided, most)
 
 
@@ -174,19 +152,16 @@ def places_by_stream(
         return {}
     statement = rows_by_stream(None if names is None else len(names))
     parameters = parameters_of(catalog.vhost, names, values, most) | span_parameters(since, until)
-    found, _ = _by_value(catalog.servers.rows(statement, parameters), most)
+    found = _by_value(catalog.servers.rows(statement, parameters), most)
     return {value: found.get(value, {}) for value in values}
 
 
-def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:
-    """Group rows by value, and count for each value the rows of streams that are not searched."""
+def _by_value(rows: Iterable[Any], most: int) -> dict[Value, Places]:
+    """Group the rows of searched streams by value, at most `most` for each."""
     found: dict[Value, Places] = {}
-    others: Counter[Value] = Counter()
     for key_id, value, stream, offset, time_us in rows:
-        if stream is None:
-            others[key_id, value] += 1
-        elif (places := found.get((key_id, value))) is None:
-            found[key_id, value] = {MessageId(stream, offset): time_us}
-        elif len(places) < most:
-            places[MessageId(stream, offset)] = time_us
-    return found, others
+        if stream is not None:
+            places = found.setdefault((key_id, value), {})
+            if len(places) < most:
+                places[MessageId(stream, offset)] = time_us
+    return found

@@ -100,26 +100,17 @@ class _TraceRun:
     chunks: ChunkCache = field(default_factory=ChunkCache)
     is_copy: Callable[[Message], bool] | None = None
 
-    def begin(self, start: GivenMessage | None, values: Sequence[Value]) -> None:
-        if start is None:
-            self.frontier += values
-            return
-        self.is_copy = start.is_copy
-        values = self.key_graph.values_of(start.message)
-        if start.id is None:
-            self.frontier += values
-        else:
-            self._take(start.id, start.message, 0, values)
-
-    def trace(self, *, complete: bool) -> Trace:
+    def trace(self, start: GivenMessage | None, values: Sequence[Value], *, complete: bool) -> Trace:
+        if start is not None:
+            self.is_copy, values = start.is_copy, self.key_graph.values_of(start.message)
+            if start.id is not None:
+                self.visited[start.id] = _Visited(start.message, tuple(values), 0)
+        self.frontier += values
         # Collected before the first query of the index, so that the evidence holds for everything found.
         key_ids = [*self.key_graph.definitions, *[TIME] * self._is_bounded]
         known = evidence(self.catalog, self.names, key_ids, chunks=self.chunks)
-        if not known.streams:
-            if known.unreadable_streams:
-                raise self.catalog.why_left_out(known.unreadable_streams[0])
-            if not known.gone:
-                self.catalog.nothing_recorded()
+        if not known.streams and (known.unreadable_streams or not known.gone):
+            known.nothing_searched(self.catalog)
         for hop in range(1, self.hops + 2):
             sought = dict.fromkeys(self.key_graph.sought(dict.fromkeys(self.frontier)))
             wanted, self.frontier = [value for value in sought if value not in self.searched], []
@@ -156,18 +147,15 @@ class _TraceRun:
         if cut > 0:
             rows = rows[:-cut]
             self.stops.append(Stop(StopReason.LIMIT, cut))
-        lost = self.lost
-        before, expired, deleted, was_whole = len(self.visited), len(lost.expired), len(lost.deleted), not lost.unread
-        self._read(rows, hop, known)
+        before, lost = len(self.visited), LostMessages()
+        self._read(rows, hop, known, lost)
+        self.lost.statuses |= lost.statuses
         # Copies of the start do not count as found.
         found = sum(1 for visit in islice(self.visited.values(), before, None) if visit.hops)
+        outcome = Status.FOUND if found or cut > 0 or self.too_many.intersection(wanted) else lost.outcome
+        required = self.required & self._searched_keys
         status = known.status(
-            is_found=bool(found or cut > 0 or self.too_many.intersection(wanted)),
-            was_read=complete,
-            is_whole=was_whole and not lost.unread,
-            has_expired=len(lost.expired) > expired,
-            was_deleted=len(lost.deleted) > deleted,
-            required=self.required & self._searched_keys,
+            outcome, was_read=complete, is_whole=not self.lost.ids(Status.UNPROVEN), required=required
         )
         self.steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
@@ -223,11 +211,11 @@ class _TraceRun:
                 self._stop(StopReason.FAN_OUT, len(places), value)
                 continue
             for where, time_us in places.items():
-                if where not in self.visited and where not in self.lost:
+                if where not in self.visited and where not in self.lost.statuses:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=in_time)
 
-    def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
+    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> None:
         """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
 
         def take(row: Row, message: Message) -> bool | None:
@@ -237,18 +225,18 @@ class _TraceRun:
             self._take(row.id, message, hop, values)
             return True
 
-        refused = {each.stream for each in known.unreadable_streams}
-        self.lost.unread |= {row.id: None for row in rows if row.id.stream in refused}
-        self.lost.deleted |= {row.id: None for row in rows if row.id.stream in known.gone}
-        left_out = refused.union(known.gone)
+        refused = [each.stream for each in known.unreadable_streams]
+        left_out = dict.fromkeys(known.gone, Status.DELETED) | dict.fromkeys(refused, Status.UNPROVEN)
+        lost.statuses |= {row.id: left_out[row.id.stream] for row in rows if row.id.stream in left_out}
         readable = [row for row in rows if row.id.stream not in left_out]
-        verified(self.catalog, readable, take, self.lost, is_named=self.names is not None, chunks=self.chunks)
+        verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names, self._searched_keys)
         ordered = sorted((visit.message for visit in self.visited.values()), key=in_time)
         values = {message.id: self.visited[message.id].values for message in ordered}
         edges, shared = self.key_graph.links(values, self.too_many)
+        is_open = not complete and known.is_open(self.required & self._searched_keys)
         found = Trace(
             tuple(ordered),
             {where: visit.hops for where, visit in self.visited.items()},
@@ -256,16 +244,14 @@ class _TraceRun:
             shared,
             tuple(self.stops),
             tuple(self.steps),
-            expired=tuple(self.lost.expired),
-            deleted=tuple(self.lost.deleted),
-            unread=tuple(self.lost.unread),
+            expired=self.lost.ids(Status.EXPIRED),
+            deleted=self.lost.ids(Status.DELETED),
+            unread=self.lost.ids(Status.UNPROVEN),
             streams=known.streams,
             unreadable_streams=known.unreadable_streams,
+            uncovered=tuple(known.uncovered) if is_open else (),
+            new_keys=() if complete else known.named_new_keys(self.catalog, self._searched_keys),
         )
-        if not complete:
-            uncovered = tuple(known.uncovered) if known.is_open(self.required & self._searched_keys) else ()
-            new_keys = known.named_new_keys(self.catalog, self._searched_keys)
-            found = replace(found, uncovered=uncovered, new_keys=new_keys)
         if found.status is Status.NOT_RECORDED_YET:
             found = replace(found, unrecorded_streams=known.unrecorded_streams(self.catalog))
         return found
@@ -334,7 +320,6 @@ class TraceMethods:
 
         def attempt() -> Trace:
             run = _TraceRun(self._catalog, key_graph, stream_names, required, hops, limit, fan_out, low, high)
-            run.begin(given, values)
-            return run.trace(complete=complete)
+            return run.trace(given, values, complete=complete)
 
         return retry_if_replaced(self._catalog, attempt, leaves_out=stream_names is None)

@@ -6,8 +6,6 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-import sqlalchemy as sa
-
 from relatum.common.checks import checked_name, checked_seconds, meant
 from relatum.common.ids import MessageId
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
@@ -207,26 +205,23 @@ _WORDS: Final = {
     Status.FOUND: "not all messages were followed in time",
 }
 
-
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
 """The table's columns, in the order of an expectation's fields."""
 
-DEFINED: Final = sql(
-    f"""
+DEFINED: Final = sql(f"""
     SELECT {", ".join(_COLUMNS)}
     FROM relatum.expectations
     WHERE vhost = :vhost::text
-    ORDER BY name
-    """
-)
+    ORDER BY name""")
 """Reads the expectations of a virtual host, ordered by name."""
 
-
-_ADD: Final = sql("""
-    INSERT INTO relatum.expectations (vhost, name, of_stream, by_key, follows, within_s, grace_s)
+# The update changes nothing: it returns, and locks, the expectation that is already defined.
+_ADD: Final = sql(f"""
+    INSERT INTO relatum.expectations (vhost, {", ".join(_COLUMNS)})
     VALUES (:vhost::text, :name::text, :of_stream::text, :by_key::text, :follows::text, :within_s::double precision,
         :grace_s::double precision)
-    ON CONFLICT DO NOTHING""")
+    ON CONFLICT (vhost, name) DO UPDATE SET name = excluded.name
+    RETURNING {", ".join(_COLUMNS)}""")
 
 _REMOVE: Final = sql("DELETE FROM relatum.expectations WHERE vhost = :vhost::text AND name = :name::text")
 
@@ -259,12 +254,10 @@ def add_expectations(
                 hint = meant(each.by, names)
                 raise KeyNotDefined(f"no key {each.by!r} is defined{hint}: `relatum keys add` defines one", key=each.by)
             row = dict(zip(_COLUMNS, astuple(each), strict=True)) | {"vhost": vhost}
-            connection.execute(_ADD, row)
-        stored = {each.name: each for each in _stored(connection, vhost)}
-        for each in given:
-            if stored[each.name] != each:
+            stored = Expectation(*connection.execute(_ADD, row).one())
+            if stored != each:
                 raise InvalidInput(
-                    f"expectation {each.name!r} is already defined: {stored[each.name].meaning}. Use another name, or "
+                    f"expectation {each.name!r} is already defined: {stored.meaning}. Use another name, or "
                     "remove it first (`relatum expect remove`)"
                 )
     return given
@@ -279,7 +272,7 @@ def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Exp
     """
     checked_name("vhost", vhost)
     with as_engine(database) as engine, transaction(engine) as connection:
-        return _stored(connection, vhost)
+        return [Expectation(*row) for row in connection.execute(DEFINED, {"vhost": vhost})]
 
 
 def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") -> None:
@@ -305,7 +298,3 @@ def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
     return NotFound(
         f"no expectation {name!r} is defined for the virtual host {vhost!r}{hint}; see `relatum expect list`"
     )
-
-
-def _stored(connection: sa.Connection, vhost: str) -> list[Expectation]:
-    return [Expectation(*row) for row in connection.execute(DEFINED, {"vhost": vhost})]

@@ -190,19 +190,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message of the tree.
-
-    Attributes:
-        message: Its index among the messages.
-        depth: Its distance from the top of its branch, 0 for the top.
-        kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value of this connection; None at depth 0 if the conversation starts at a value.
-    """
+    """A message of the tree: its index among the messages, and its distance from the top of its branch."""
 
     message: int
     depth: int
     kind: str = SAME
+    """Its connection with the message above."""
     key: KeyValue | None = None
+    """The key and value of this connection; None at depth 0 if the conversation starts at a value."""
 
 
 Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
@@ -211,29 +206,20 @@ Stem: TypeAlias = tuple[Row, tuple[Row, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The messages that one value connects with the start.
-
-    Attributes:
-        kind: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key and value; None if the conversation starts at this value.
-        stems: The directly connected messages, ordered by time, each with the rows below it.
-        count: Number of messages in the branch.
-    """
+    """The messages that one value connects with the start; `key` is None if the conversation starts at this value."""
 
     kind: str
     key: KeyValue | None
     stems: tuple[Stem, ...]
+    """The directly connected messages, ordered by time."""
     count: int
+    """Number of messages in the branch."""
 
 
 class Tree:
     """A conversation as a tree: each message once, on the shortest path from the start.
 
-    Args:
-        messages: The messages, ordered by time, each with `stream`, `offset` and `time`.
-        hops: Each message's distance from the start, 0 for the start.
-        edges: Links from causes to effects.
-        shared: Values that messages share.
+    `messages` are ordered by time, each with `stream`, `offset` and `time`; `hops` are their distances from the start.
 
     Attributes:
         starts: Indices of the messages at which the conversation starts; empty if it starts at a value.
@@ -279,11 +265,7 @@ class Tree:
 
 
 def stems_of(hops: Sequence[int], links: Sequence[Link]) -> list[Stem]:
-    """Return the messages next to the start, each with the rows of all messages that were found from it.
-
-    `hops` has each message's distance from the start, in the order of time: 0 for the start, which may have copies.
-    Without a start, the messages of hop 1 are at the top.
-    """
+    """Return the messages next to the start, each with the rows below it; without a start, the messages of hop 1."""
     first = min(hops, default=0)
     starts = [number for number, hop in enumerate(hops) if hop == first]
     below, unreachable = _below(starts, len(hops), links)
@@ -335,10 +317,7 @@ def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
 
 
 def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
-    """Return the positions of times on an axis, in per cent of its width: logarithmic around the start.
-
-    The start is in the middle of the axis. If it is None, the first time is at the left end.
-    """
+    """Return positions on an axis, in per cent: logarithmic around the start, or from the first time on the left."""
     known = [each for each in times if each is not None]
     middle = start or min(known, default=None)
     if middle is None:

@@ -248,7 +248,7 @@ def status_of_missing(
         catalog = Catalog(servers, broker.vhost)
         catalog.check_names(names)
         key_ids = {catalog.definition(key).key_id for key in keys} | ({TIME} if with_time else set())
-        return evidence(catalog, names, key_ids).status(is_found=False, was_read=False, is_whole=True)
+        return evidence(catalog, names, key_ids).status(Status.ABSENT, was_read=False, is_whole=True)
 
 
 def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> str:

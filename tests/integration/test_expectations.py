@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, StreamReplaced, TimeNotRecorded
 from relatum.keys import moment as at
@@ -14,6 +16,7 @@ from relatum.reading import StreamReader
 from relatum.recording import backfill, forget, set_record_time
 from relatum.store.catalog import add_keys, remove_key
 from relatum.store.coverage import TIME
+from relatum.store.database import Database
 from relatum_consumer import Expectation, MissingReport, Reason, Relations, Status, UnmetExpectation
 from relatum_consumer._known_spans import known, still
 from relatum_consumer.expectations import add_expectations, defined_expectations, remove_expectation
@@ -228,6 +231,23 @@ def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
         assert connection.execute("SELECT count(*) FROM relatum.expectations").fetchone() == (0,)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("DELETE FROM relatum.expectations")
+
+
+def test_an_expectation_may_be_removed_while_it_is_added_again(shop: Shop) -> None:
+    """Whoever comes first: the call that adds it returns it."""
+    shop.record()
+    paid = shop.expects(10)
+    add_expectations(shop.place.database, paid)
+
+    def remove(_: Any, __: Any, statement: str, *___: Any) -> None:
+        options = "-c lock_timeout=50"
+        with suppress(psycopg.errors.LockNotAvailable), psycopg.connect(shop.place.database, options=options) as other:
+            if "INSERT" in statement:
+                other.execute("DELETE FROM relatum.expectations")
+
+    with closing(Database(shop.place.database)) as database:
+        sa.event.listen(database.engine, "after_cursor_execute", remove)
+        assert add_expectations(database, paid) == [paid]
 
 
 def test_wrong_questions_are_refused(shop: Shop) -> None:

@@ -27,7 +27,7 @@ from relatum.errors import (
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus, Membership
 from relatum.reading import StreamReader
-from relatum.recording import forget, prune
+from relatum.recording import backfill, forget, prune
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
 from relatum_consumer.groups import GroupPage
@@ -443,6 +443,19 @@ def test_what_lies_before_the_key_was_defined_is_named_and_not_read(
     as_recorded = relations.incomplete_groups(older_than=0, complete=False)
     assert sorted(ids_of(as_recorded)) == ids(2, 3)
     assert ids_of(relations.incomplete_groups(older_than=0)) == ids(3)
+
+
+def test_a_group_that_a_back_fill_completes_is_followed(place: Place, streams: list[str], relations: Relations) -> None:
+    """Also a group whose messages the back-fill records before the end of the stream."""
+    place.put_recorded(*whole_group(1, 2), of_group(2, 1), to=streams[0], keys=["order_id"])
+    add_keys(place.engine, [GROUP_KEY])
+    place.put_recorded(of_group(2, 2, last=True), *whole_group(3, 2), to=streams[0], keys=())
+    groups = relations.groups(streams[0], complete=False, follow=True, idle_timeout_s=10)
+    found = [next(groups)]
+    backfill(place.amqp, place.engine.url, streams[0])
+    found += islice(groups, 2)
+    groups.close()
+    assert ids_of(found) == ids(3, 1, 2)
 
 
 def test_groups_that_are_not_complete_are_listed_with_what_is_missing(

@@ -80,7 +80,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any], str, int]] = {
     "acknowledging": (claims.END, ONE | {"state": "done"}, "", 400),
     "counting": (claims.COUNT_GIVEN, ONE | {"given": 1}, "", 400),
     "giving back": (claims.END, ONE | {"state": "ready"}, "", 400),
-    "asking for one": (claims.STATE_OF, ONE, "", 400),
     "who has some": (HOLDERS, {"consumer_id": 1}, "", 400),
     "what is scanned": (claims.SCANS, {"consumer_id": 1, "stream_ids": [1, 2]}, "", 400),
     "writing down": (STORE_WINDOW, WRITTEN, "", 3_000),

@@ -114,7 +114,7 @@ COSTS["a hot value, the newest"] = {"pages": 20 + 4 * PARTS}
 
 VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
 BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
-AROUND = {"low": AT - 5_000, "high": AT + 5_000, "blocks_max": None}
+AROUND = {"low": AT - 5_000, "high": AT + 5_000}
 BATCH: dict[str, Any] = {
     "numbers": [0, 1, 2],
     "values": ["o500", "o9000", "nobody"],
@@ -149,10 +149,7 @@ PLANS = {
     "blocks at and after": Plan(time_index.BLOCKS_NEIGHBOUR["after"], BLOCKS | {"t": AT}),
     "blocks at and before": Plan(time_index.BLOCKS_NEIGHBOUR["before"], BLOCKS | {"t": AT}),
     "blocks around a moment": Plan(time_index.BLOCKS_BETWEEN, BLOCKS | AROUND | {"stream_ids": [1, 2]}),
-    "the first blocks in a span": Plan(
-        time_index.BLOCKS_BETWEEN,
-        BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "stream_ids": [1], "blocks_max": 10},
-    ),
+    "offsets around a moment": Plan(time_index.OFFSETS_BETWEEN, BLOCKS | AROUND),
     "what followed a batch": Plan(UNFOLLOWED, BATCH),
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),

@@ -106,7 +106,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
         low = min(beyond, default=t)
         assert found == sorted(block for block in known if block.min_us <= t and block.max_us >= low)
         high = t + chance.randrange(10**5)
-        between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor, "blocks_max": None}
+        between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
         found = sorted(Block(*row[1:]) for row in database.rows(BLOCKS_BETWEEN, between))
         assert found == sorted(block for block in known if block.min_us <= high and block.max_us >= t)
 

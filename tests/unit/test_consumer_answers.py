@@ -97,23 +97,23 @@ GAP = [Uncovered("s", 3, 5)]
 @pytest.mark.parametrize(
     ("known", "options", "status"),
     [
-        (Evidence(("s",)), {"is_found": True}, Status.FOUND),
-        (Evidence(("s",), uncovered=GAP, unproven={"s"}), {"is_found": True}, Status.FOUND),
-        (Evidence(("s",), unproven={"s"}), {"is_found": True, "was_read": True}, Status.UNPROVEN),
-        (Evidence(("s",)), {"is_found": True, "is_whole": False}, Status.UNPROVEN),
-        (Evidence(("s",)), {"is_whole": False, "has_expired": True}, Status.UNPROVEN),
+        (Evidence(("s",)), {"outcome": Status.FOUND}, Status.FOUND),
+        (Evidence(("s",), uncovered=GAP, unproven={"s"}), {"outcome": Status.FOUND}, Status.FOUND),
+        (Evidence(("s",), unproven={"s"}), {"outcome": Status.FOUND, "was_read": True}, Status.UNPROVEN),
+        (Evidence(("s",)), {"outcome": Status.FOUND, "is_whole": False}, Status.UNPROVEN),
+        (Evidence(("s",)), {"is_whole": False, "outcome": Status.EXPIRED}, Status.UNPROVEN),
         (Evidence(("s",), uncovered=GAP, unproven={"s"}), {}, Status.NOT_RECORDED_YET),
-        (Evidence(("s",), uncovered=GAP), {"has_expired": True}, Status.NOT_RECORDED_YET),
+        (Evidence(("s",), uncovered=GAP), {"outcome": Status.EXPIRED}, Status.NOT_RECORDED_YET),
         (Evidence(("s",), uncovered=GAP), {"was_read": True}, Status.ABSENT),
         (Evidence(("s",), uncovered=GAP, unproven={"s"}), {"was_read": True}, Status.UNPROVEN),
-        (Evidence(("s",), unproven={"s"}), {"has_expired": True}, Status.UNPROVEN),
-        (Evidence(("s",)), {"has_expired": True}, Status.EXPIRED),
+        (Evidence(("s",), unproven={"s"}), {"outcome": Status.EXPIRED}, Status.UNPROVEN),
+        (Evidence(("s",)), {"outcome": Status.EXPIRED}, Status.EXPIRED),
         (Evidence(("s",)), {}, Status.ABSENT),
     ],
 )
-def test_the_rule_of_statuses(known: Evidence, options: dict[str, bool], status: Status) -> None:
+def test_the_rule_of_statuses(known: Evidence, options: dict[str, Any], status: Status) -> None:
     """What may be said of what was found, by what is recorded, read and proven."""
-    facts = {"is_found": False, "was_read": False, "has_expired": False, "is_whole": True} | options
+    facts = {"outcome": Status.ABSENT, "was_read": False, "is_whole": True} | options
     assert known.status(**facts) is status
 
 

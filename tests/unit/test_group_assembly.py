@@ -13,8 +13,8 @@ from relatum.membership import GROUP_KEY, Membership
 from relatum.reading import Message
 from relatum.recording.extractor import Extractor
 from relatum.wire.amqp10 import data_section
-from relatum_consumer.groups._assembly import Member, View, assemble, distinct, in_arrival
-from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
+from relatum_consumer.groups._assembly import GROUPS_AT_ONCE, Member, View, assemble, distinct, in_arrival
+from relatum_consumer.groups._finding import batches
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.groups._reading import check
 from relatum_consumer.lookups.servers import Servers
@@ -82,7 +82,7 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     def nobody() -> Any:
         raise AssertionError("no message is read")
 
-    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": len(groups) + 50})
+    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": [(0, len(groups) + 50)]})
     counts = [sum(len(group.rows) for group in batch) for batch in batches(view, GroupOptions(("s",)))]
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE

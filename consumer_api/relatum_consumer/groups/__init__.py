@@ -7,13 +7,7 @@ The methods belong to `Relations` and `AsyncRelations`: `groups`, `group`, `grou
 from relatum_consumer.groups._assembly import GroupOrder
 from relatum_consumer.groups._consumer import SharedGroupsStatistics
 from relatum_consumer.groups._groups import GroupConsumerStatus, GroupMemberStatus, GroupMethods, GroupSourceStatus
-from relatum_consumer.groups._options import (
-    GroupArguments,
-    GroupConsumer,
-    OnConflict,
-    OnDuplicate,
-    SharingArguments,
-)
+from relatum_consumer.groups._options import GroupArguments, GroupConsumer, OnConflict, OnDuplicate, SharingArguments
 from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, IncompleteGroupReport
 from relatum_consumer.groups._shared_groups import AsyncSharedGroup, AsyncSharedGroups, SharedGroup, SharedGroups
 

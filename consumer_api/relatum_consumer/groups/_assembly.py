@@ -7,10 +7,11 @@ was in the streams at the first query is in the table, or is read from its strea
 import logging
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -19,6 +20,7 @@ from relatum.common.limits import GROUP_ID_BYTES, INTEGER_MAX, INTEGER_MIN
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
 from relatum.reading import Message
+from relatum.store.coverage import Range, missing
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
 from relatum.store.rows import array_text
@@ -33,7 +35,6 @@ GroupOrder: TypeAlias = Literal["logical", "physical"]
 
 _FINAL: Final = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """Anomalies that no further message can resolve. The first that applies is reported."""
-
 
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
 """The fields of a `Member`, as a plain tuple. A hundred thousand rows are held in memory. Python's garbage collector
@@ -121,6 +122,11 @@ class Assembled:
         return self.rows + self.duplicates
 
     @property
+    def members(self) -> tuple[Row, ...]:
+        """All rows, also of messages that retention has dropped."""
+        return self.retained + self.expired
+
+    @property
     def is_complete(self) -> bool:
         """Whether each number from 1 to the last is present and retained."""
         return self.position.is_complete
@@ -156,6 +162,9 @@ def assemble(
     )
 
 
+GROUPS_AT_ONCE: Final = 1_000
+"""Maximum number of groups in one query of members; their rows are held in memory until each group is assembled."""
+
 UNRECORDED_MEMBERS_MAX: Final = 500_000
 """Maximum number of unrecorded members in memory, 200 bytes each; if there are more, no recorder or back-fill runs."""
 
@@ -166,8 +175,7 @@ short range of the index `relationships_lookup`."""
 
 # The aggregate makes PostgreSQL join group by group. `stream_id + 0` stops it from using the index of offsets: for a
 # stream that was never analyzed it expects no rows there, and would search the whole stream for each group.
-MEMBERS: Final = sql(
-    f"""
+MEMBERS: Final = sql(f"""
     SELECT wanted.group_id, found.*
     FROM unnest(:group_ids::text[]) AS wanted (group_id)
     CROSS JOIN LATERAL (
@@ -179,19 +187,15 @@ MEMBERS: Final = sql(
         AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
         AND r.stream_id + 0 = ANY (:stream_ids::int[])
     ) AS found
-    WHERE found.places IS NOT NULL
-    """
-)
+    WHERE found.places IS NOT NULL""")
 """Selects the members of the groups `group_ids` in the streams `stream_ids`, one row a group, since each row costs the
 driver time: the group's id, and unordered arrays of values (without the id), stream ids, offsets and times.
 
 Each group takes one index probe of each part that may hold its values: one or two parts, if ids are in time order.
 """
 
-
 # The index `relationships_offsets` finds the rows of a range of offsets.
-ROWS_BETWEEN: Final = sql(
-    f"""
+ROWS_BETWEEN: Final = sql(f"""
     SELECT r.value, r.stream_offset, r.time_us
     FROM relatum.relationships r
     WHERE r.stream_id = :stream_id::int
@@ -199,26 +203,24 @@ ROWS_BETWEEN: Final = sql(
       AND r.key_id = :key_id::smallint
       AND {part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")}
       AND (NOT :firsts_only::boolean OR split_part(r.value, '|', 2) = '1')
-    ORDER BY r.stream_offset
-    """
-)
+    ORDER BY r.stream_offset""")
 """Selects the rows of a key in one stream from offset `low` to before `high`, by offset: value, offset, time. With
 `firsts_only`, it selects only rows with number 1."""
 
 
 @dataclass(slots=True)
 class View:
-    """The streams to read, each up to an offset.
+    """The streams to read, each as far as it is seen.
 
-    For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `stops` the end of
-    the view, exclusive. `unrecorded_groups` are the members in the retained ranges that are not recorded.
+    For each stream, `numbers` has its id in the database, `floors` its first retained offset, and `seen` the ranges of
+    offsets that the view includes. `unrecorded_groups` are the members in the retained ranges that are not recorded.
     """
 
     servers: Servers
     key_id: int
     numbers: dict[str, int]
     floors: dict[str, int]
-    stops: dict[str, int]
+    seen: dict[str, list[Range]]
     unrecorded_groups: dict[str, list[Member]] = field(default_factory=partial(defaultdict, list))
     _unrecorded: list[Member] = field(default_factory=list)
 
@@ -226,7 +228,7 @@ class View:
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
         """Return a view of all rows of streams, including those of messages that retention has dropped."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
-        return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
+        return cls(servers, key_id, numbers, {}, {name: [(0, INTEGER_MAX)] for name in numbers})
 
     def add_unrecorded(self, known: Evidence, group_id: str | None = None) -> None:
         """Read the members of all groups, or of one group, from the unrecorded ranges."""
@@ -268,7 +270,7 @@ class View:
             MEMBERS,
             {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
-        streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
+        streams = {number: (name, self.seen[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
         # The same few dozen places recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
@@ -280,13 +282,21 @@ class View:
                 if place not in known:
                     known[place] = parse_value(f"{group_id}|{place}")
                 found = known[place]
-                stream, stop = streams[number]
-                if found is not None and offset < stop:
+                stream, seen = streams[number]
+                if found is not None and any(start <= offset < stop for start, stop in seen):
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
         for group_id in group_ids if self.unrecorded_groups else ():
             if unrecorded := self.unrecorded_groups.get(group_id):
                 groups[group_id] = distinct((*groups[group_id], *unrecorded))
         return groups
+
+    def groups(self, group_ids: Iterable[str], order: GroupOrder = "logical") -> Iterator[Assembled]:
+        """Yield each group, assembled from its present rows, if any."""
+        ids = iter(group_ids)
+        while part := list(islice(ids, GROUPS_AT_ONCE)):
+            members = self.members_of(part)
+            for group_id in part:
+                yield assemble(group_id, members.pop(group_id, ()), order, self.floors)
 
 
 def group_key(catalog: Catalog) -> int:
@@ -312,23 +322,21 @@ def present_view(catalog: Catalog, names: tuple[str, ...] | None, *, complete: b
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
     for left_out in known.unreadable_streams:
         warn_left_out(left_out)
+    unseen: dict[str, list[Range]] = defaultdict(list)
+    for gap in () if complete else known.uncovered:
+        unseen[gap.stream].append((gap.start, gap.stop))
     view = View(
         catalog.servers,
         key_id,
         {stream.name: stream.stream_id for stream in known.recorded if stream.name in known.ends},
         {stream: ends.first or 0 for stream, ends in known.ends.items()},
-        {stream: ends.end for stream, ends in known.ends.items()},
+        {stream: missing((0, ends.end), unseen[stream]) for stream, ends in known.ends.items()},
     )
     if complete:
         view.add_unrecorded(known)
         for stream in sorted(known.unproven):
             text = "the stream %r may have more messages: its leader is unreachable, or a batch cannot be unpacked"
             logger.warning(text, stream)
-        return view, known
-    # End each stream where its last recorded range ends.
-    for gap in reversed(known.uncovered):
-        if gap.stop >= view.stops[gap.stream]:
-            view.stops[gap.stream] = gap.start
     return view, known
 
 

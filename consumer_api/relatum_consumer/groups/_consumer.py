@@ -1,19 +1,14 @@
 """Group consumers in the database: a consumer's definition, and its members' claims."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Final
 
-from relatum.errors import (
-    AccessRefused,
-    ClaimLost,
-    ConfigurationError,
-    DatabaseUnavailable,
-    NotAStream,
-    StreamNotFound,
-)
+from relatum.common.waiting import pause
+from relatum.errors import AccessRefused, ClaimLost, ConfigurationError, DatabaseUnavailable, NotAStream, StreamNotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.store.coverage import Range
 from relatum.store.database import sql
@@ -26,7 +21,7 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A group consumer, as stored in the database for all its members: the columns of `BY_NAME`."""
+    """A group consumer, as stored in the database for all its members."""
 
     consumer_id: int
     name: str
@@ -45,45 +40,36 @@ class SharedConsumer:
         return StartPosition(self.low(stream_id), self.start_us).admits(head)
 
 
-ADD: Final = sql(
-    """
-    INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
-    VALUES (
-      :vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
-      :start_stream_id::int
-    )
-    ON CONFLICT DO NOTHING
-    """
-)
-"""Adds a consumer, unless one of that name exists."""
+_COLUMNS: Final = "consumer_id, name, streams, ordering, start_offset, start_us, start_stream_id"
+"""The columns of `SharedConsumer`."""
 
-BY_NAME: Final = sql(
-    """
-    SELECT consumer_id, name, streams, ordering, start_offset, start_us, start_stream_id
-    FROM relatum.group_consumers
-    WHERE vhost = :vhost::text AND name = :name::text
-    """
-)
+# The update changes nothing: it returns the consumer if it exists.
+ADD: Final = sql(f"""
+    INSERT INTO relatum.group_consumers (vhost, name, streams, ordering, start_offset, start_us, start_stream_id)
+    VALUES (:vhost::text, :name::text, :streams::text[], :ordering::text, :start_offset::bigint, :start_us::bigint,
+      :start_stream_id::int)
+    ON CONFLICT (vhost, name) DO UPDATE SET ordering = group_consumers.ordering
+    RETURNING {_COLUMNS}""")
+
+BY_NAME: Final = sql(f"""
+    SELECT {_COLUMNS} FROM relatum.group_consumers WHERE vhost = :vhost::text AND name = :name::text""")
 
 
 def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedConsumer:
     """Return the consumer of a name; create it if it does not exist."""
     names = None if options.names is None else sorted(set(options.names))
-    consumer = by_name(catalog, name)
-    if consumer is None:
-        start, present = StartPosition.of(options.start), catalog.streams(options.names)
-        wanted = {
-            "vhost": catalog.vhost,
-            "name": name,
-            "streams": names,
-            "ordering": options.order,
-            "start_offset": start.offset or None,
-            "start_us": start.since_us,
-            "start_stream_id": present[0].stream_id if start.offset and len(present) == 1 else None,
-        }
-        catalog.servers.rows(ADD, wanted)
-        consumer = by_name(catalog, name)
-    assert consumer is not None, "it was created, here or by another member"
+    start, present = StartPosition.of(options.start), catalog.streams(options.names)
+    wanted = {
+        "vhost": catalog.vhost,
+        "name": name,
+        "streams": names,
+        "ordering": options.order,
+        "start_offset": start.offset or None,
+        "start_us": start.since_us,
+        "start_stream_id": present[0].stream_id if start.offset and len(present) == 1 else None,
+    }
+    (row,) = catalog.servers.rows(ADD, wanted)
+    consumer = SharedConsumer(*row)
     if consumer.names != names or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
@@ -113,22 +99,17 @@ def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
     return SharedConsumer(*rows[0]) if rows else None
 
 
-SCANS: Final = sql(
-    """
+SCANS: Final = sql("""
     SELECT stream_id, from_offset, to_offset
     FROM relatum.group_scans
     WHERE consumer_id = :consumer_id::int AND stream_id = ANY (:stream_ids::int[])
-    ORDER BY stream_id, from_offset
-    """
-)
+    ORDER BY stream_id, from_offset""")
 
 
 def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
-    found: dict[int, list[Range]] = defaultdict(list)
-    for stream_id, start, stop in servers.rows(SCANS, parameters):
-        found[stream_id].append((start, stop))
-    return found
+    rows = groupby(servers.rows(SCANS, parameters), itemgetter(0))
+    return {stream_id: [(start, stop) for _, start, stop in of_stream] for stream_id, of_stream in rows}
 
 
 @reported("consumer")
@@ -169,10 +150,8 @@ class Claim:
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
 """Seconds between two attempts to acknowledge while PostgreSQL does not answer."""
 
-
 # PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
-CLAIM: Final = sql(
-    f"""
+CLAIM: Final = sql(f"""
     WITH chosen AS (
       SELECT group_id
       FROM relatum.group_states
@@ -189,9 +168,8 @@ CLAIM: Final = sql(
     SET deliveries = claimed.deliveries + 1, state = 'claimed', holder = :holder::text, {RENEWED}
     FROM chosen
     WHERE claimed.consumer_id = :consumer_id::int AND claimed.group_id = chosen.group_id
-    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id, claimed.first_offset
-    """
-)
+    RETURNING claimed.group_id, claimed.deliveries, claimed.given, claimed.rank, claimed.stream_id,
+      claimed.first_offset""")
 """Claims the first `limit` ready groups. Returns rows, unordered: group id, the claim's number, how often the group was
 delivered, rank, stream id, first offset.
 
@@ -199,45 +177,31 @@ A group whose lease has expired is ready, too, and so is a group of this holder 
 process of that name claimed it, or the response to the statement was lost.
 """
 
-RENEW: Final = sql(
-    f"""
+RENEW: Final = sql(f"""
     UPDATE relatum.group_states
     SET {RENEWED}
     WHERE consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = ANY (:group_ids::text[])
       AND state = 'claimed'
-    RETURNING group_id, deliveries
-    """
-)
+    RETURNING group_id, deliveries""")
 """Renews the holder's leases of the groups `group_ids`. Returns group id and claim's number of each renewed lease."""
 
-STATE_OF: Final = sql(
-    """
-    SELECT state, holder, deliveries
-    FROM relatum.group_states
-    WHERE consumer_id = :consumer_id::int AND group_id = :group_id::text
-    """
-)
-
-
 _THIS_CLAIM: Final = """consumer_id = :consumer_id::int AND holder = :holder::text AND group_id = :group_id::text
-      AND deliveries = :number::int AND state = 'claimed'"""
+      AND deliveries = :number::int"""
 
-COUNT_GIVEN: Final = sql(f"UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} RETURNING group_id")
+COUNT_GIVEN: Final = sql(f"""
+    UPDATE relatum.group_states SET given = :given::int WHERE {_THIS_CLAIM} AND state = 'claimed' RETURNING group_id""")
 """Stores how often the group has been delivered, including this time. Returns no row if the claim was lost."""
 
 _IS_OVER: Final = "CASE WHEN :state::text IN ('done', 'dead') THEN"
 
-END: Final = sql(
-    f"""
+END: Final = sql(f"""
     UPDATE relatum.group_states
     SET state = :state::text, lease_expires_at = NULL,
       done_at = {_IS_OVER} clock_timestamp() END, holder = {_IS_OVER} holder END
-    WHERE {_THIS_CLAIM}
-    RETURNING group_id
-    """
-)
+    WHERE {_THIS_CLAIM} AND state IN ('claimed', :state::text)
+    RETURNING group_id""")
 """Ends a claim by setting the group's state: "done", "dead", "ready" for any member, or "open" (incomplete again).
-Returns no row if the claim was lost."""
+Returns no row if the claim was lost. A claim that is done or dead may be ended again, after a lost response."""
 
 
 class Claims:
@@ -297,27 +261,23 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledge(self, claim: Claim, until: float) -> bool:
-        """End a claim as done. False: PostgreSQL is unavailable, so repeat the call. After `until`, it raises."""
-        is_first = self.has(claim)
-        try:
-            is_done = self.end(claim, "done") or self._was_done(claim)
-        except DatabaseUnavailable:
-            if self.is_closed or time.monotonic() > until:
-                raise
-            return False
+    def acknowledge(self, claim: Claim) -> None:
+        """End a claim as done; see `SharedGroup.acknowledge`."""
+        is_first, until = self.has(claim), time.monotonic() + self.lease_s
+        while True:
+            try:
+                is_done = self.end(claim, "done")
+                break
+            except DatabaseUnavailable:
+                if self.is_closed or time.monotonic() > until:
+                    raise
+            pause(ACKNOWLEDGE_PAUSE_S)
         if not is_done:
             raise ClaimLost(
                 f"this member has lost its claim of the group {claim.group_id}: the group will be delivered again",
                 group_id=claim.group_id,
             )
         self.acknowledged += is_first
-        return True
-
-    def _was_done(self, claim: Claim) -> bool:
-        """Whether this claim was acknowledged before, by a statement whose response was lost."""
-        rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
-        return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> None:
         """Renew the leases of all claims, and remove the claims that were lost."""

@@ -17,6 +17,7 @@ from relatum.reading import StreamBounds
 from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
 from relatum.store.database import sql
 from relatum_consumer.groups._assembly import (
+    GROUPS_AT_ONCE,
     Assembled,
     Clock,
     Member,
@@ -35,7 +36,7 @@ from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions, Start
 from relatum_consumer.groups._reading import Group, deliver
 from relatum_consumer.lookups.answering import retry_if_replaced
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
-from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
+from relatum_consumer.lookups.proof import all_ends, coverage_by_stream
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Pause
 
 WINDOW_OFFSETS: Final = 131_072
@@ -43,9 +44,6 @@ WINDOW_OFFSETS: Final = 131_072
 
 FIRST_GROUPS: Final = 64
 """Groups in the first query of members, while the size of groups is unknown."""
-
-GROUPS_AT_ONCE: Final = 2_048
-"""Maximum number of groups in one query of members: large groups may follow many small ones."""
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Pause, None, None]:
@@ -66,16 +64,16 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
     batch: list[Assembled] = []
     messages, mean = 0, BATCH_MESSAGES / FIRST_GROUPS
     while part := list(islice(candidates, min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / mean))))):
-        members = view.members_of(list(dict.fromkeys(row[0] for row in part)))
-        groups = {id_: assemble(id_, rows, options.order, view.floors) for id_, rows in members.items()}
+        ids = dict.fromkeys(row[0] for row in part)
+        groups = {group.group_id: group for group in view.groups(ids, options.order)}
         for row in part:
-            group = groups.get(row[0])
+            group = groups[row[0]]
             # A group may have several candidates: it is added at the candidate that is its head.
-            if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
+            if group.head is None or stream_and_offset(group.head) != stream_and_offset(row):
                 continue
             if start_position.admits(group.head):
                 batch.append(group)
-        found = max(len(part), sum(map(len, members.values())))
+        found = max(len(part), sum(len(group.members) for group in groups.values()))
         mean = max(1.0, found / len(part))
         messages += found
         if messages >= BATCH_MESSAGES:
@@ -89,12 +87,19 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Row]:
     clock, firsts_only = Clock(), options.order == "logical"
 
     def of_stream(stream: str) -> Iterator[tuple[Place, Row]]:
-        low, stop = max(start, view.floors.get(stream, 0)), view.stops[stream]
-        for at in range(low, stop, WINDOW_OFFSETS):
-            for row in view.between(stream, at, min(stop, at + WINDOW_OFFSETS), firsts_only=firsts_only):
+        begin = max(start, view.floors.get(stream, 0))
+        for low, high in windows((max(begin, low), high) for low, high in view.seen[stream]):
+            for row in view.between(stream, low, high, firsts_only=firsts_only):
                 yield clock.place(row), row
 
-    return (row for _, row in heapq.merge(*map(of_stream, sorted(view.stops))))
+    return (row for _, row in heapq.merge(*map(of_stream, sorted(view.seen))))
+
+
+def windows(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Yield the parts of ranges, each of at most `WINDOW_OFFSETS`."""
+    for start, stop in ranges:
+        for low in range(start, stop, WINDOW_OFFSETS):
+            yield low, min(stop, low + WINDOW_OFFSETS)
 
 
 class IdleBackoff:
@@ -129,61 +134,59 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
     left_out: set[int] = set()
     while not idle.is_over:
         yield idle.pause()
-        for stream, end in _newly_recorded(catalog, view, options, left_out):
-            while (low := view.stops[stream]) < end:
-                high = min(end, low + WINDOW_OFFSETS)
-                touched = view.between(stream, low, high)
-                view.stops[stream] = high
-                found = [group for _, group in sorted(_completed(view, touched, stream, low, options))]
+        for stream, ranges in _newly_recorded(catalog, view, options, left_out):
+            for window in windows(ranges):
+                touched = view.between(stream, *window)
+                view.seen[stream] = merged([*view.seen[stream], window])
+                found = [group for _, group in sorted(_completed(view, touched, stream, window, options))]
                 if found:
                     yield from deliver(catalog.servers, found, options)
                     idle.begin()
 
 
-def _newly_recorded(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
-    """Return the streams that are recorded beyond the view, each with its new end; add new streams to the view."""
+def _newly_recorded(
+    catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]
+) -> list[tuple[str, list[Range]]]:
+    """Return the streams' recorded ranges that the view has not seen; add new streams to the view."""
     catalog.check_in_force([view.key_id])
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
-            raise replaced(stream.name, view.stops[stream.name])
+            raise replaced(stream.name, view.floors[stream.name])
         if stream.name in view.numbers or stream.stream_id in left_out:
             continue
-        bounds = ends_of(catalog.servers, stream.name, is_named=options.names is not None)
+        bounds = all_ends(catalog.servers, [stream.name], is_named=options.names is not None)[stream.name]
         if isinstance(bounds, StreamBounds):
             first = bounds.first or 0
             view.numbers[stream.name] = stream.stream_id
             view.floors.setdefault(stream.name, first)
-            view.stops.setdefault(stream.name, first)
+            view.seen.setdefault(stream.name, [(0, first)])
         else:
             left_out.add(stream.stream_id)
             if bounds is not None:
                 warn_left_out(bounds)
     rows = coverage_by_stream(catalog.servers, present)
-    ranges = {name: covered(rows.get(number, ()), view.key_id) for name, number in view.numbers.items()}
-    return sorted((name, parts[-1][1]) for name, parts in ranges.items() if parts and parts[-1][1] > view.stops[name])
+    return [
+        (name, [gap for each in covered(rows.get(number, ()), view.key_id) for gap in missing(each, view.seen[name])])
+        for name, number in sorted(view.numbers.items())
+    ]
 
 
 def _completed(
-    view: View, touched: Iterable[Row], stream: str, low: int, options: GroupOptions
+    view: View, touched: Iterable[Row], stream: str, window: Range, options: GroupOptions
 ) -> Iterator[tuple[Place, Assembled]]:
-    """Yield the groups that are complete now, and were not without the stream's messages from `low` on."""
+    """Yield the groups that are complete now, and were not without the stream's messages in the window."""
     start_position = StartPosition.of(options.start)
-    ids = list(dict.fromkeys(row[0] for row in touched))
-    for group_id, rows in view.members_of(ids).items() if ids else ():
-        group = assemble(group_id, rows, options.order, view.floors)
+    for group in view.groups(dict.fromkeys(row[0] for row in touched), options.order):
         if group.was_complete and group.head is not None and start_position.admits(group.head):
-            before = [row for row in rows if row[3] != stream or row[4] < low]
-            if not assemble(group_id, before).was_complete:
+            before = [row for row in group.members if row[3] != stream or not window[0] <= row[4] < window[1]]
+            if not assemble(group.group_id, before).was_complete:
                 yield Clock().place(group.head), group
 
 
 SCAN_OFFSETS: Final = 8_192
 """Offsets of a stream in one window of a scan. If each message is of a different group, one statement stores as many
 groups. In a stream with few groups, a window takes a millisecond."""
-
-SCAN_GROUPS: Final = 500
-"""Groups in one query of members during a scan; their rows are held in memory until each group is assembled."""
 
 
 class UnscannedRange(NamedTuple):
@@ -241,8 +244,7 @@ def _upsert(where: str) -> str:
 
 # One statement is one round trip and one transaction: it stores a window as scanned, together with the states of the
 # groups that have messages in it, if no other member has scanned it. So a member that dies leaves no partial result.
-STORE_WINDOW: Final = sql(
-    f"""
+STORE_WINDOW: Final = sql(f"""
     WITH moved AS (
       INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
       SELECT :from_offset::bigint, :to_offset::bigint, :consumer_id::int, :stream_id::int
@@ -263,9 +265,7 @@ STORE_WINDOW: Final = sql(
         AND EXISTS (SELECT * FROM moved)
       RETURNING group_id
     )
-    SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved
-    """
-)
+    SELECT count(*), EXISTS (SELECT * FROM relatum.group_consumers WHERE consumer_id = :consumer_id::int) FROM moved""")
 """Stores a window as scanned, and the states of its groups. Returns the number of windows stored, 1 or 0, and whether
 the consumer exists.
 
@@ -321,11 +321,7 @@ class Scanner:
 
     def groups(self, group_ids: Iterable[str]) -> Iterator[Assembled]:
         """Yield each group once, assembled from its present rows, if any."""
-        ids = iter(sorted(set(group_ids)))
-        while part := list(islice(ids, SCAN_GROUPS)):
-            members = self._view.members_of(part)
-            for group_id in part:
-                yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
+        return self._view.groups(sorted(set(group_ids)), self._consumer.order)
 
     def store_state(self, group_id: str) -> None:
         """Store a group's present state, because the stored state may be outdated."""

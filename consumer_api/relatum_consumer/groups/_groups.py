@@ -87,26 +87,19 @@ class GroupConsumerStatus:
 
 NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhost::text ORDER BY name")
 
-
-COUNTS: Final = sql(
-    """
+COUNTS: Final = sql("""
     SELECT state, count(*), min(opened_at)
     FROM relatum.group_states
     WHERE consumer_id = :consumer_id::int
-    GROUP BY state
-    """
-)
+    GROUP BY state""")
 
 # PostgreSQL uses the index `group_states_next` only if the condition on `state` is literally that of the index.
-HOLDERS: Final = sql(
-    """
+HOLDERS: Final = sql("""
     SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
     FROM relatum.group_states
     WHERE consumer_id = :consumer_id::int AND state IN ('ready', 'claimed') AND holder IS NOT NULL
     GROUP BY holder
-    ORDER BY holder
-    """
-)
+    ORDER BY holder""")
 """Selects the members with claims: holder, number of claims, when the first lease expires, whether that is to come."""
 
 

@@ -1,37 +1,33 @@
 """Queries of one group by its id (messages, one number, position), and reports of incomplete and of newest groups."""
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from typing import Any, Final, get_args
 
 from relatum.common.checks import checked_choice, checked_count, checked_name, checked_seconds
-from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_group_id, checked_sequence
-from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, View, assemble, group_key, named, present_view
-from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floor_of, read_group, read_on
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, View, assemble, group_key, named, present_view
+from relatum_consumer.groups._reading import Group, GroupPage, GroupReport, as_group, floors_of, read_group, read_on
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, retry_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.by_key import Question, answer
 from relatum_consumer.lookups.catalog import Catalog, Wanted
-from relatum_consumer.lookups.proof import all_ends, evidence
+from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
 
 _Names = tuple[str, ...] | None
 
-_IDS_AT_ONCE = 1_000
-"""Groups in one query of members for a report."""
+_PAGE_GROUPS_MAX = 1_000
+"""Maximum number of groups on one page."""
 
 _ROUNDS = 5
 """Maximum number of queries for one page."""
@@ -56,7 +52,8 @@ def assembled(
     rows = view.members_of([group_id]).get(group_id, [])
     if known is not None:
         known.check_present(catalog, names, [key_id])
-    group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
+    floors = floors_of(catalog.servers, (row[3] for row in rows), is_named=names is not None)
+    group = assemble(group_id, rows, order, floors)
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
@@ -65,16 +62,6 @@ def assembled(
         "streams": tuple(sorted(streams - refused)),
         "is_of_all": names is None and not refused,
         "is_proven": known is not None and not known.unproven and not refused,
-    }
-
-
-def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
-    """Return the first retained offset of each stream that has members."""
-    found = all_ends(servers, sorted({row[3] for row in rows}), is_named=is_named)
-    # If this user may not read the stream, rely on the table.
-    return {
-        stream: floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else INTEGER_MAX if bounds is None else 0
-        for stream, bounds in found.items()
     }
 
 
@@ -108,8 +95,7 @@ def _position(catalog: Catalog, group_id: str, names: _Names, *, complete: bool)
 # other publishers may write; the id alone would sort before them.
 _BEFORE: Final = "walk.group_id || '|' COLLATE \"C\""
 
-NEWEST: Final = sql(
-    f"""
+NEWEST: Final = sql(f"""
     WITH RECURSIVE walk (group_id, step) AS (
       SELECT :before::text COLLATE "C", 0
       UNION ALL
@@ -125,14 +111,11 @@ NEWEST: Final = sql(
       ) AS last
       WHERE walk.step < :most::bigint
     )
-    SELECT group_id FROM walk WHERE step > 0 ORDER BY step
-    """
-)
+    SELECT group_id FROM walk WHERE step > 0 ORDER BY step""")
 """Selects up to `most` ids of groups below `before`, in descending order of ids: the newest groups first.
 
 Each id takes one probe of each part's index, for the greatest value below all values of the previous group.
 """
-
 
 _SEQUENCE: Final = "split_part(r.value, '|', 2)"
 _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"
@@ -140,8 +123,7 @@ _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:st
 
 # Other publishers may set the same headers to any value, and such a value must not count as a missing number. Checking
 # the length and the digits takes a tenth of the time of a regular expression.
-UNFINISHED: Final = sql(
-    f"""
+UNFINISHED: Final = sql(f"""
     SELECT split_part(r.value, '|', 1) AS group_id
     FROM relatum.relationships r
     WHERE r.key_id = :key_id::smallint AND r.stream_id = ANY (:stream_ids::int[])
@@ -157,9 +139,7 @@ UNFINISHED: Final = sql(
       AND bool_or({_IS_RETAINED})
       AND coalesce(min(r.time_us) < :before::bigint, true)
     ORDER BY min(r.time_us) NULLS FIRST
-    LIMIT :limit::bigint
-    """
-)
+    LIMIT :limit::bigint""")
 """Selects the ids of the incomplete or unsound groups in the streams `stream_ids`: at most `limit`, oldest first.
 
 A group is complete and sound if its only last number is its highest, as many numbers are present, and retention has
@@ -182,7 +162,7 @@ def _candidates(view: View, before: int) -> list[str]:
 
 
 def _times(found: Assembled) -> list[int]:
-    return [row[5] for row in (*found.retained, *found.expired) if row[5] is not None]
+    return [row[5] for row in found.members if row[5] is not None]
 
 
 def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
@@ -226,17 +206,14 @@ class OneGroupMethods:
 
     def _incomplete_groups(self, names: tuple[str, ...] | None, before: int, *, complete: bool) -> list[GroupReport]:
         view, known = present_view(self._catalog, names, complete=complete)
-        ids = iter(_candidates(view, before))
         reports: list[GroupReport] = []
-        while part := list(islice(ids, _IDS_AT_ONCE)):
-            for group_id, rows in view.members_of(part).items():
-                found = assemble(group_id, rows, "physical", view.floors)
-                times = _times(found)
-                # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether
-                # or not its rows have been pruned.
-                is_sound = not found.rows or (found.is_complete and found.flaw is None)
-                if not is_sound and (not times or min(times) < before):
-                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+        for found in view.groups(_candidates(view, before), "physical"):
+            times = _times(found)
+            # Duplicates alone are not reported. A group that retention has begun to drop is reported, whether or not
+            # its rows have been pruned.
+            is_sound = not found.rows or (found.is_complete and found.flaw is None)
+            if not is_sound and (not times or min(times) < before):
+                reports.append(_report(self._catalog.servers, found, is_named=names is not None))
         known.check_present(self._catalog, names, [view.key_id])
         is_proven = complete and not (known.unproven or known.unreadable_streams)
         reports = [replace(each, position=replace(each.position, is_proven=is_proven)) for each in reports]
@@ -319,7 +296,7 @@ class OneGroupMethods:
         previous page. A `limit` of 0 returns only the unrecorded ranges. A page may be short although another follows.
         """
         names = names_of("streams", streams)
-        most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
+        most = checked_count("limit", limit, least=0, most=_PAGE_GROUPS_MAX)
         bound: str | None = _AFTER_ALL_IDS if before is None else checked_name("before", before)
         attempt = partial(present_view, self._catalog, names, complete=False)
         view, known = retry_if_replaced(self._catalog, attempt, leaves_out=names is None)
@@ -331,12 +308,9 @@ class OneGroupMethods:
             wanted = most - len(reports)
             rows = self._catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": bound, "most": wanted})
             ids = [group_id for (group_id,) in rows]
-            members = view.members_of(ids)
-            for group_id in ids:
-                found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
-                # Skip groups without retained messages.
-                if found.rows:
-                    reports.append(_report(self._catalog.servers, found, is_named=names is not None))
+            # Skip groups without retained messages.
+            found = [group for group in view.groups(ids, "physical") if group.rows]
+            reports += [_report(self._catalog.servers, group, is_named=names is not None) for group in found]
             bound = ids[-1] if len(ids) == wanted else None
             if bound is None or len(reports) == most:
                 break

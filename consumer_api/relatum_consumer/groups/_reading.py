@@ -1,6 +1,6 @@
 """Groups as they are delivered, and reports of groups; reads many groups in one pass, and checks each message."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemb
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.lookups.answering import first_retained
 from relatum_consumer.lookups.catalog import replaced
-from relatum_consumer.lookups.proof import Uncovered
+from relatum_consumer.lookups.proof import Uncovered, all_ends
 from relatum_consumer.lookups.servers import Servers
 
 
@@ -202,7 +202,7 @@ def read_group(
         return group, messages
     for _, _, _, stream, offset, _ in group.expired:
         floors[stream] = max(floors.get(stream, 0), offset + 1)
-    group = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
+    group = assemble(group.group_id, group.members, order, floors)
     read = {message.id: message for message in messages}
     return group, [read[MessageId(*row[3:5])] for row in group.retained]
 
@@ -235,16 +235,19 @@ def _is_copy(message: Message, other: Message) -> bool:
     return name is not None and name == other.properties.message_id and message.stream != other.stream
 
 
-def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """Return the first offset that a stream retains; for an empty stream, `INTEGER_MAX`."""
-    if bounds.first is not None:
-        return bounds.first
-    if bounds.is_sure:
-        return INTEGER_MAX
-    raise StreamUnavailable(
-        f"it is unknown whether the stream {stream!r} is empty: its leader is unreachable; retry later",
-        stream=stream,
-    )
+def floors_of(servers: Servers, streams: Iterable[str], *, is_named: bool) -> dict[str, int]:
+    """Return the first offset that each stream retains; `INTEGER_MAX` for an empty or deleted stream."""
+    floors: dict[str, int] = {}
+    for stream, bounds in all_ends(servers, sorted(set(streams)), is_named=is_named).items():
+        if not isinstance(bounds, StreamBounds):
+            # If this user may not read the stream, rely on the table.
+            floors[stream] = INTEGER_MAX if bounds is None else 0
+        elif bounds.first is None and not bounds.is_sure:
+            text = f"it is unknown whether the stream {stream!r} is empty: its leader is unreachable; retry later"
+            raise StreamUnavailable(text, stream=stream)
+        else:
+            floors[stream] = INTEGER_MAX if bounds.first is None else bounds.first
+    return floors
 
 
 def check(row: Row, message: Message) -> None:

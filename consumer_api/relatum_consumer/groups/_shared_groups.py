@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from relatum import metrics
 from relatum.common.closing import Closing, PeriodicThread
@@ -17,22 +17,14 @@ from relatum.common.waiting import Outages, Pauses, ended, has_passed, may_repea
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.membership import Anomaly
 from relatum.own_messages import REASON_CHARACTERS_MAX, DeadLetterPublisher, DeadLetters
-from relatum.reading import BrokerAddress, Message, StreamBounds
+from relatum.reading import BrokerAddress, Message
 from relatum.store.members import renewal_s
 from relatum_consumer.groups._assembly import Assembled, named
-from relatum_consumer.groups._consumer import (
-    ACKNOWLEDGE_PAUSE_S,
-    Claim,
-    Claims,
-    SharedGroupsStatistics,
-    check_dead_letters,
-    find_consumer,
-)
+from relatum_consumer.groups._consumer import Claim, Claims, SharedGroupsStatistics, check_dead_letters, find_consumer
 from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
-from relatum_consumer.groups._reading import Group, conflict, floor_of, read_groups
+from relatum_consumer.groups._reading import Group, conflict, floors_of, read_groups
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import ends_of
 from relatum_consumer.lookups.waiting import Pause
 
 logger = logging.getLogger("relatum.groups")
@@ -74,10 +66,7 @@ class SharedGroup(Group):
             ClaimLost: another member claimed the group, or `close` released it. The group will be delivered again.
             DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
         """
-        claims = self._shared._claims
-        until = time.monotonic() + claims.lease_s
-        while not claims.acknowledge(self._claim, until):
-            pause(ACKNOWLEDGE_PAUSE_S)
+        self._shared._claims.acknowledge(self._claim)
 
 
 def _fields_of(group: Group) -> dict[str, Any]:
@@ -286,8 +275,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
-        bounds = ends_of(self._catalog.servers, stream, is_named=False)
-        if bounds is None or (isinstance(bounds, StreamBounds) and floor_of(stream, bounds) > claim.first_offset):
+        if floors_of(self._catalog.servers, [stream], is_named=False)[stream] > claim.first_offset:
             self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, "open")
@@ -353,13 +341,10 @@ class AsyncSharedGroup(Group):
 
     async def acknowledge(self) -> None:
         """Mark the group as done; see `SharedGroup.acknowledge`. Any task may call this. Idempotent."""
-        claims, claim = self._group._shared._claims, self._group._claim
-        until = time.monotonic() + claims.lease_s
-        while not await self._call(claims.acknowledge, claim, until):  # noqa: ASYNC110
-            await asyncio.sleep(ACKNOWLEDGE_PAUSE_S)
+        await self._call(self._group.acknowledge)
 
 
-class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup], AbstractAsyncContextManager["AsyncSharedGroups"]):
     """Like `SharedGroups`: the groups of one member. Iterate in one task; cancelling it loses no group."""
 
     def __init__(
@@ -391,9 +376,6 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     async def aclose(self) -> None:
         """End the iteration, and release unacknowledged groups: other members can claim them immediately."""
         await self._end(self._shared.close)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_error: object) -> None:
         await self.aclose()

@@ -114,37 +114,49 @@ def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
 
 @dataclass(slots=True)
 class LostMessages:
-    """Ids of indexed messages that cannot be returned, as in `Covered`: expired, deleted or unread.
+    """Indexed messages that cannot be returned.
 
     Attributes:
+        statuses: By id: `EXPIRED`, `DELETED`, or `UNPROVEN` for a message that is unread.
         floors: The first retained offset, for streams with such messages; `INTEGER_MAX` skips the whole stream.
         is_sure: Whether retention certainly dropped a matching message, even if its id is not known.
         left_out: The streams that were left out of the search, which lookups may try again by now.
     """
 
+    statuses: dict[MessageId, Status] = field(default_factory=dict)
     floors: dict[str, int] = field(default_factory=dict)
-    expired: dict[MessageId, None] = field(default_factory=dict)
-    deleted: dict[MessageId, None] = field(default_factory=dict)
-    unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
     left_out: tuple[UnreadableStream, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.expired) + len(self.deleted) + len(self.unread)
-
-    def __contains__(self, where: MessageId) -> bool:
-        return where in self.expired or where in self.deleted or where in self.unread
 
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
         """Add a missing message, with its stream's first retained offset; `is_sure` if the stream's leader says so."""
         self.floors[where.stream] = first
-        if is_sure and first == INTEGER_MAX:
-            self.deleted[where] = None
-        elif is_sure:
-            self.expired[where] = None
-            self.is_sure = True
-        else:
-            self.unread[where] = None
+        gone = Status.DELETED if first == INTEGER_MAX else Status.EXPIRED
+        self.statuses[where] = gone if is_sure else Status.UNPROVEN
+        self.is_sure = self.is_sure or self.statuses[where] is Status.EXPIRED
+
+    def ids(self, status: Status) -> tuple[MessageId, ...]:
+        """Return the ids with a status, in the order in which they were noticed."""
+        return tuple(where for where, each in self.statuses.items() if each is status)
+
+    @property
+    def outcome(self) -> Status:
+        """What a search says about its lost messages if it finds none; `ABSENT` if none is certainly gone."""
+        if self.is_sure:
+            return Status.EXPIRED
+        return Status.DELETED if Status.DELETED in self.statuses.values() else Status.ABSENT
+
+    def answer(self, hits: Iterable[Hit], self_ids: tuple[MessageId, ...] = ()) -> Answer:
+        """Return an answer with the hits, as far as the index shows: its status is the `outcome`, without a proof."""
+        return Answer(
+            self.outcome,
+            tuple(hits),
+            expired=self.ids(Status.EXPIRED),
+            deleted=self.ids(Status.DELETED),
+            unread=self.ids(Status.UNPROVEN),
+            unreadable_streams=self.left_out,
+            self_ids=self_ids,
+        )
 
 
 def verified(
@@ -216,29 +228,8 @@ def is_sure(error: RelatumError) -> bool:
     return error.is_proven if isinstance(error, OffsetNotFound) else isinstance(error, NotFound)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundMessages:
-    """The hits, each checked, and the indexed messages that could not be returned."""
-
-    hits: tuple[Hit, ...] = ()
-    lost: LostMessages = field(default_factory=LostMessages)
-
-    def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
-        """Build the answer from a status and the streams covered."""
-        lost = self.lost
-        return Answer(
-            status,
-            self.hits,
-            streams=streams,
-            expired=tuple(lost.expired),
-            deleted=tuple(lost.deleted),
-            unread=tuple(lost.unread),
-            unreadable_streams=unreadable,
-        )
-
-
-Find: TypeAlias = Callable[[Evidence | None], FoundMessages]
-"""Finds indexed messages and, if evidence is given, messages that are not recorded."""
+Find: TypeAlias = Callable[[Evidence | None], Answer]
+"""Finds indexed messages and, if evidence is given, messages that are not recorded; see `LostMessages.answer`."""
 
 
 def answered(
@@ -261,30 +252,24 @@ def answered(
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: FoundMessages) -> Answer:
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Answer) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
-    streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    unreadable = union_of(found.lost.left_out, catalog.unreadable_streams(names))
-    return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
+    # A stream that has been recorded for less than a second may be unknown to the catalog.
+    streams = tuple(sorted({*catalog.recorded(names), *(message.stream for message in found)}))
+    unreadable = union_of(found.unreadable_streams, catalog.unreadable_streams(names))
+    status = Status.UNPROVEN if found.unread or unreadable else Status.FOUND
+    return replace(found, status=status, streams=streams, unreadable_streams=unreadable)
 
 
-def _concluded(catalog: Catalog, known: Evidence, found: FoundMessages, *, was_read: bool) -> Answer:
-    lost = found.lost
-    known = replace(known, unusable=union_of(known.unusable, lost.left_out))
-    if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
-        if known.unreadable_streams:
-            raise catalog.why_left_out(known.unreadable_streams[0])
-        catalog.nothing_recorded(known.gone)
-    status = known.status(
-        is_found=bool(found.hits),
-        was_read=was_read,
-        is_whole=not lost.unread,
-        has_expired=lost.is_sure,
-        was_deleted=bool(lost.deleted),
-    )
+def _concluded(catalog: Catalog, known: Evidence, found: Answer, *, was_read: bool) -> Answer:
+    known = replace(known, unusable=union_of(known.unusable, found.unreadable_streams))
+    outcome = Status.FOUND if found.hits else found.status
+    if not known.streams and outcome is Status.ABSENT:
+        known.nothing_searched(catalog)
+    status = known.status(outcome, was_read=was_read, is_whole=not found.unread)
     # The answer also covers deleted streams with matches: their recorded part is known.
-    streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
-    answer = found.answer(status, streams, known.unreadable_streams)
+    streams = tuple(sorted({*known.streams, *(where.stream for where in found.deleted)}))
+    answer = replace(found, status=status, streams=streams, unreadable_streams=known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:
         return answer
     return replace(answer, unrecorded_streams=known.unrecorded_streams(catalog), new_keys=known.named_new_keys(catalog))

@@ -193,8 +193,7 @@ def _offset(value: Any) -> int | None:
 def _fingerprint(message: Message, *, has_floats: bool = True) -> Hashable:
     """Return a value that equals that of a message's copies: message id and body, or without an id all content.
 
-    It leaves out headers named `x-…`, which the broker adds, and tables, which streams drop. Without `has_floats`,
-    floats are cut to integers, as pika delivers them.
+    The content is without headers of the broker (`x-…`) and tables, which streams drop. pika cuts floats to integers.
     """
     properties = message.properties
     if properties.message_id:

@@ -20,7 +20,6 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
-    FoundMessages,
     LostMessages,
     Matches,
     Row,
@@ -40,7 +39,7 @@ from relatum_consumer.lookups.arguments import (
     span_of,
 )
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.proof import Evidence, all_names
 
 _Item = TypeVar("_Item", Row, Message)
 
@@ -53,11 +52,6 @@ class OwnMessage:
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
         self._is_copy = is_copy
         self.ids: set[MessageId] = set() if where is None else {where}
-
-    @property
-    def first(self) -> MessageId | None:
-        """The lowest of the ids, if any."""
-        return min(self.ids, default=None)
 
     @property
     def copies(self) -> tuple[MessageId, ...]:
@@ -98,11 +92,6 @@ class Question:
     def rows_max(self) -> int:
         """Rows to select in each stream: more than the limit, for the given message or to detect too many."""
         return max(1, len(self.own.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
-
-    def named(self, answer: Answer) -> Answer:
-        """Return the answer with the ids of the given message's copies."""
-        copies = self.own.copies
-        return replace(answer, self_ids=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
         """Whether a message matches the search."""
@@ -160,51 +149,45 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
     if not question.wanted:
         return without_values(catalog, question.names, question.missing_keys)
     find = partial(_find, catalog, question)
-    return question.named(answered(catalog, question.names, question.key_ids, find, complete=complete))
+    return answered(catalog, question.names, question.key_ids, find, complete=complete)
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
     """Return the answer for a message that has none of the keys: no message can share a value with it."""
     catalog.check_names(names)
-    streams: set[str] = set(catalog.recorded(names))
-    for name in names or ():
-        if not catalog.recorded([name]):
-            streams.update(catalog.servers.partitions(name) or [name])
+    streams = all_names(catalog.servers, catalog.streams(names), names)
     if not streams:
         catalog.nothing_recorded()
-    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
+    return Answer(Status.ABSENT, streams=tuple(streams), missing_keys=missing_keys)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> FoundMessages:
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answer:
     found = probe(catalog, question)
     if known is None:
         return found
     gathered = Matches(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
-    by_id = {hit.id: hit for hit in found.hits}
-    for message in gathered.messages:
-        if message.id not in by_id and (hit := question.hit(None, message)):
-            by_id[message.id] = hit
-    ordered = question.sort([hit.message for hit in by_id.values()])
-    return replace(found, hits=tuple(by_id[message.id] for message in ordered))
+    messages = question.sort({message.id: message for message in (*found, *gathered.messages)}.values())
+    hits = tuple(hit for message in messages if (hit := question.hit(None, message)))
+    return replace(found, hits=hits, self_ids=question.own.copies)
 
 
-def probe(catalog: Catalog, question: Question) -> FoundMessages:
+def probe(catalog: Catalog, question: Question) -> Answer:
     """Read and check the indexed messages."""
     left_out = catalog.unreadable_streams(question.names)
-    lost = LostMessages(dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
+    lost = LostMessages(floors=dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
     while True:
-        known = len(question.own.ids) + len(lost)
+        known = len(question.own.ids) + len(lost.statuses)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
         question.being_read[:] = [row.id for row in rows]
         read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
-        hits = tuple(hit for hit in read if not question.own.holds(hit.message))
+        hits = [hit for hit in read if not question.own.holds(hit.message)]
         # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
-        is_whole = len(question.own.ids) + len(lost) == known
+        is_whole = len(question.own.ids) + len(lost.statuses) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return FoundMessages(hits, lost)
+            return lost.answer(hits, question.own.copies)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:
@@ -250,8 +233,6 @@ def span_parameters(since: int | None, until: int | None) -> dict[str, int | Non
 def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool, many: bool = False) -> sa.TextClause:
     """Select rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
-    If `since` and `until` are not NULL, only rows with times from `since` to before `until` are selected.
-
     The statement probes each part's index once for each key and stream, and stops at the limit: a value shared by a
     million messages costs no more than any other. Only the order by offset must sort a value's rows in a stream.
 
@@ -266,8 +247,7 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
     floors = "LEFT JOIN unnest(:floor_names::text[], :floors::bigint[]) AS floors (name, floor) USING (name)"
     found = rows_of(order, (key_id, value, "meant.stream_id"), floor="coalesce(floors.floor, 0)" if floored else "0")
     has_value = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM with_value WHERE stream_id IS NOT NULL)"
-    return sql(
-        f"""
+    return sql(f"""
         WITH RECURSIVE meant AS (
           SELECT s.stream_id, s.name
           FROM relatum.streams s
@@ -278,9 +258,7 @@ def probe_statement(order: Order, *, keys: int, names: int | None, floored: bool
         {f"CROSS JOIN {wanted}" if wanted else ""}
         {floors if floored else ""}
         CROSS JOIN LATERAL {found} AS found /* of relatum.relationships */
-        {f"WHERE {has_value}" if many else ""}
-        """
-    )
+        {f"WHERE {has_value}" if many else ""}""")
 
 
 def rows_of(order: Order, place: tuple[str, str, str], *, floor: str = "0", limit: str = ":limit::bigint") -> str:
@@ -310,8 +288,7 @@ _LAST: Final = "\U0010ffff"
 """The highest code point, a noncharacter: with it, a prefix sorts after all values that begin with the prefix."""
 
 # The walk starts before the first pair of value and stream: no stream has the id -1.
-VALUES_OF_KEY: Final = sql(
-    f"""
+VALUES_OF_KEY: Final = sql(f"""
     WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
       SELECT :low::text COLLATE "C", -1, false, 0
       UNION ALL
@@ -331,9 +308,7 @@ VALUES_OF_KEY: Final = sql(
       ) AS following
       WHERE walk.step < :steps::bigint
     )
-    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint
-    """
-)
+    SELECT value FROM walk WHERE is_meant LIMIT :most::bigint""")
 """Selects the first `most` values of `key_id` in present streams of `vhost` from `low` to `high`, in order.
 
 A step finds the next pair of value and stream with one probe of each part's index. If the stream is searched, the next

@@ -18,10 +18,10 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, FoundMessages, LostMessages, Matches, Row, answered, verified
+from relatum_consumer.lookups.answering import Find, LostMessages, Matches, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, check_limit, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order, time_not_recorded
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, check_times, in_partition_order
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import Lookups, lookup
@@ -66,9 +66,7 @@ class Search:
         streams = self.catalog.streams(self.names)
         if self.names is None:
             return [stream for stream in streams if stream.record_time]
-        for stream in streams:
-            if not stream.record_time:
-                raise time_not_recorded(stream.name)
+        check_times(streams)
         return streams
 
     def answered(self, find: Find, *, complete: bool) -> Answer:
@@ -80,11 +78,10 @@ class Search:
         """Whether a message carries the key's value; True without a key."""
         return self.by is None or self.by.is_of(message)
 
-    def found(self, messages: Iterable[Message], lost: LostMessages) -> FoundMessages:
-        """Build the result from the messages found and the messages lost."""
+    def found(self, messages: Iterable[Message], lost: LostMessages) -> Answer:
+        """Return the answer with the messages found, as far as the index shows."""
         keys = () if self.by is None else (self.by.definition.name,)
-        hits = tuple(Hit(message, keys) for message in messages)
-        return FoundMessages(hits, lost)
+        return lost.answer(Hit(message, keys) for message in messages)
 
 
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
@@ -295,7 +292,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
     return without_values(catalog, [stream], missing_keys)
 
 
-def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> FoundMessages:
+def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Answer:
     lost = LostMessages()
     targets = search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
@@ -317,17 +314,14 @@ def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], kn
 
 
 def _keyed_neighbour(beyond: str, order: str) -> sa.TextClause:
-    return sql(
-        f"""
+    return sql(f"""
         SELECT r.stream_offset, r.time_us
         FROM relatum.relationships r
         WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
           AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
           AND (r.time_us, r.stream_offset) {beyond} (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
         ORDER BY r.time_us {order}, r.stream_offset {order}
-        LIMIT 1
-        """
-    )
+        LIMIT 1""")
 
 
 KEYED_NEIGHBOUR: Final[Mapping[Direction, sa.TextClause]] = {
@@ -341,10 +335,6 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
     """Pass the next message with the key's value to `nearest`."""
     by, edge = search.by, nearest.edge
     assert by is not None, "only lookups by key come here"
-
-    def carried(_: Row, message: Message) -> Message | None:
-        return message if by.is_of(message) else None
-
     while nearest.message is None:
         parameters = {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id, "t": edge[0], "o": edge[1]}
         parameters["floor"] = lost.floors.get(stream.name, 0)
@@ -352,13 +342,12 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
         if not rows:
             return
         places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
-        for message in verified(search.catalog, places, carried, lost, is_named=True):
+        read = verified(search.catalog, places, lambda _, each: each if by.is_of(each) else None, lost, is_named=True)
+        for message in read:
             nearest.consider(message)
 
 
-def _within(
-    search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None
-) -> FoundMessages:
+def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Answer:
     def is_meant(message: Message) -> bool:
         return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
 
@@ -370,7 +359,7 @@ def _within(
     found = Matches(is_meant, "ask for a shorter time span", first=first, limit=limit)
     by_stream = blocks_between(servers, targets, low, high)
     for stream in targets:
-        blocks = by_stream[stream.stream_id]
+        blocks = by_stream.get(stream.stream_id, [])
         try:
             read_within(servers, blocks, stream, low, high, lost, found.consider)
         except (AccessRefused, NotFound) as error:

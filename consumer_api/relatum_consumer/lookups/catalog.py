@@ -15,7 +15,6 @@ import sqlalchemy as sa
 
 from relatum.common.checks import meant
 from relatum.errors import (
-    AccessRefused,
     InvalidInput,
     InvalidRelationshipKey,
     KeyNotDefined,
@@ -74,29 +73,22 @@ class PresentStream(NamedTuple):
 @lru_cache(maxsize=512)
 def present_streams(names: int | None) -> sa.TextClause:
     """Select the columns of `PresentStream` for the streams searched."""
-    return sql(
-        f"""
+    return sql(f"""
         SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
           (extract(epoch FROM s.created_at) * 1000000)::bigint
         FROM relatum.streams s
         LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
         WHERE {streams_meant(names)}
-        ORDER BY s.name
-        """
-    )
+        ORDER BY s.name""")
 
 
-_OTHER_VHOSTS: Final = sql(
-    """
+_OTHER_VHOSTS: Final = sql("""
     SELECT vhost, count(*)
     FROM relatum.streams
     WHERE vhost <> :vhost::text AND replaced_at IS NULL
     GROUP BY vhost
     ORDER BY vhost
-    LIMIT 5
-    """
-)
-
+    LIMIT 5""")
 
 _REMOVED: Final = sql(
     "SELECT name FROM relatum.keys WHERE key_id = ANY (:key_ids::smallint[]) AND removed_at IS NOT NULL"
@@ -147,10 +139,6 @@ class Catalog:
         """A snapshot, and its streams that were recorded from other brokers."""
         self._unusable: dict[str, tuple[RelatumError, float]] = {}
         """By stream that is not the recorded one: the error, and the monotonic time until which it is left out."""
-
-    def forget(self) -> None:
-        """Drop the snapshot, so that the next use reads a new one."""
-        self._snapshot = None
 
     def _current(self, *, fresh: bool = False) -> _Snapshot:
         snapshot = self._snapshot
@@ -208,7 +196,7 @@ class Catalog:
         """Check in the database that keys are in force; raises `KeyNotDefined`."""
         ids = list(key_ids)
         for (name,) in self.servers.rows(_REMOVED, {"key_ids": ids}) if ids else ():
-            self.forget()
+            self._snapshot = None  # The next use reads a new one.
             raise KeyNotDefined(f"the key {name!r} was removed, and perhaps defined anew: repeat the lookup", key=name)
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
@@ -301,10 +289,6 @@ class Catalog:
         left_out = {} if names is not None else self.left_out()
         return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
 
-    def why_left_out(self, stream: UnreadableStream) -> RelatumError:
-        """Return the error of a left-out stream, to be raised if an answer would leave out all streams."""
-        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
-
     def leave_out(self, error: StreamReplaced) -> bool:
         """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""
         until = time.monotonic() + UNUSABLE_S
@@ -313,16 +297,13 @@ class Catalog:
         self._unusable = self._unusable | new
         return bool(new)
 
-    def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the names of the recorded streams to search, and of the `found_in`, in order, without a statement."""
+    def recorded(self, names: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the recorded streams to search, in order, without a statement."""
         snapshot = self._snapshot or self._current()
         if names is None:
             left_out = self.left_out()
-            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
-        else:
-            streams = tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
-        more = {stream for stream in found_in if stream not in snapshot.by_name}
-        return tuple(sorted((*streams, *more))) if more else streams
+            return tuple(each for each in snapshot.streams if each not in left_out)
+        return tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
         """Raise `NothingRecorded`, or the broker's error if the broker is unavailable."""
@@ -341,10 +322,7 @@ class Catalog:
         )
 
     def streams(self, names: Sequence[str] | None, *, even_replaced: bool = False) -> list[PresentStream]:
-        """Read the recorded streams with these names or super streams; None: all that lookups do not leave out.
-
-        `even_replaced`: Leave out only streams of other brokers.
-        """
+        """Read these recorded streams, or all but those left out; `even_replaced`: but those of other brokers."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
         left_out: Collection[str] = ()
@@ -368,7 +346,10 @@ def in_partition_order(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def time_not_recorded(stream: str) -> TimeNotRecorded:
-    """Return the error for a stream whose times are not recorded."""
-    remedy = f"`relatum keys time {shlex.quote(stream)} --on` switches them on"
-    return TimeNotRecorded(f"times are not recorded for the stream {stream!r}: {remedy}", stream=stream)
+def check_times(streams: Iterable[PresentStream]) -> None:
+    """Raise `TimeNotRecorded` if the times of one of the streams are not recorded."""
+    for stream in streams:
+        if not stream.record_time:
+            remedy = f"`relatum keys time {shlex.quote(stream.name)} --on` switches them on"
+            message = f"times are not recorded for the stream {stream.name!r}: {remedy}"
+            raise TimeNotRecorded(message, stream=stream.name)

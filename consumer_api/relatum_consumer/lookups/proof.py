@@ -19,11 +19,12 @@ The rules for the status; the first rule that applies decides:
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NoReturn
 
 from relatum.common.waiting import pause
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
@@ -89,6 +90,13 @@ class Evidence:
         """The recorded streams that were left out of this evidence."""
         return (*self.unusable, *self.refused)
 
+    def nothing_searched(self, catalog: Catalog) -> NoReturn:
+        """Raise the error of a search that would leave out all streams, or for which no stream is recorded."""
+        if self.unreadable_streams:
+            stream, reason = self.unreadable_streams[0]
+            raise catalog.left_out().get(stream) or AccessRefused(reason, stream=stream)
+        catalog.nothing_recorded(self.gone)
+
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
         """Read the unrecorded messages."""
         reached: dict[str, int] = {}
@@ -141,26 +149,15 @@ class Evidence:
         return bool(self.behind or self.new_keys.keys() & set(required))
 
     def status(
-        self,
-        *,
-        is_found: bool,
-        was_read: bool,
-        is_whole: bool,
-        has_expired: bool = False,
-        was_deleted: bool = False,
-        required: Collection[int] | None = None,
+        self, outcome: Status, *, was_read: bool, is_whole: bool, required: Collection[int] | None = None
     ) -> Status:
-        """Return the status according to the rules in this module's docstring; `required` as for `is_open`."""
+        """Return the status by the rules above; `outcome`: what was found (`FOUND`, `EXPIRED`, `DELETED`, `ABSENT`)."""
         is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
-        if is_found:
-            return Status.FOUND if is_proven else Status.UNPROVEN
-        if self.is_open(required) and not was_read:
-            return Status.NOT_RECORDED_YET
-        if not is_proven or self.unproven or self.refused:
-            return Status.UNPROVEN
-        if has_expired:
-            return Status.EXPIRED
-        return Status.DELETED if was_deleted else Status.ABSENT
+        if outcome is not Status.FOUND:
+            if self.is_open(required) and not was_read:
+                return Status.NOT_RECORDED_YET
+            is_proven = is_proven and not (self.unproven or self.refused)
+        return outcome if is_proven else Status.UNPROVEN
 
     def _add_gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
         """Add a stream's ranges that are not recorded for all of the keys to `uncovered`, `behind` and `new_keys`."""
@@ -267,26 +264,13 @@ IDENTITY_POLL_S: Final = (0.005, 0.5)
 def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
     """Read the coverage of streams: rows by stream id, ordered by offset."""
     rows = servers.rows(COVERAGE_OF, {"stream_ids": [stream.stream_id for stream in recorded]})
-    ranges: dict[int, list[CoverageRow]] = defaultdict(list)
-    for values in rows:
-        row = CoverageRow(*values)
-        ranges[row.stream_id].append(row)
-    return ranges
+    ranges = groupby(map(CoverageRow._make, rows), key=attrgetter("stream_id"))
+    return {stream_id: list(of_stream) for stream_id, of_stream in ranges}
 
 
 RECORDED_NOW: Final = sql(f"""
     SELECT name FROM relatum.streams
     WHERE vhost = :vhost::text AND name = ANY (:streams::text[]) AND replaced_at IS NULL AND {RECORDERS.is_held}""")
-
-
-def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """Return a stream's bounds; unless it is named, None if there is certainly none, or why it may not be read."""
-    try:
-        return servers.bounds(stream)
-    except (NotFound, AccessRefused) as error:
-        if is_named:
-            raise
-        return UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
 
 
 def all_ends(
@@ -297,7 +281,7 @@ def all_ends(
     chunks: ChunkCache | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """Return `ends_of` many streams, in their order. For those in `lasts`, the first offset may be given as 0."""
+    """Return each stream's bounds (`lasts`: the first may be 0). Unless named, None if it is gone, or the refusal."""
     # A single query of a deleted stream takes an AMQP 0.9.1 connection and a channel, which the broker closes. Unnamed
     # deleted streams may be many, so one request finds them all.
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
@@ -306,7 +290,12 @@ def all_ends(
     others = [stream for stream in streams if stream not in found]
     gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
     for stream in others:
-        found[stream] = None if stream in gone else ends_of(servers, stream, is_named=is_named)
+        try:
+            found[stream] = None if stream in gone else servers.bounds(stream)
+        except (NotFound, AccessRefused) as error:
+            if is_named:
+                raise
+            found[stream] = UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
     return {stream: found[stream] for stream in streams}
 
 

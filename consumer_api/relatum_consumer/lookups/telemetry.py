@@ -80,15 +80,12 @@ class Lookups:
     @contextmanager
     def counted(self, name: str, within_s: float | None) -> Iterator[Callable[[Any], None]]:
         """Run the block as a lookup. Yields a function that adds the result to the lookup's span."""
-
-        def describe() -> Description:
-            return Description(f"relatum {name}", {"messaging.system": "rabbitmq", "relatum.lookup": name})
-
+        attributes = {"messaging.system": "rabbitmq", "relatum.lookup": name}
         began = time.perf_counter()
         with self._lock:
             self._running += 1
         try:
-            with within(within_s), otel.span(Part.LOOKUPS, describe) as span:
+            with within(within_s), otel.span(Part.LOOKUPS, lambda: Description(f"relatum {name}", attributes)) as span:
                 yield lambda result: span.tell(lambda: _outcome(result))
         except RelatumError as error:
             with self._lock:

@@ -9,18 +9,19 @@ first place after it. So the search is written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from relatum.common.ids import MessageId
-from relatum.common.limits import INTEGER_MAX
 from relatum.errors import StreamUnavailable
 from relatum.reading import Message, StreamBounds
-from relatum.store.coverage import Range, merged
+from relatum.store.coverage import Range
 from relatum.store.database import sql
+from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import LostMessages
 from relatum_consumer.lookups.catalog import PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
@@ -71,21 +72,17 @@ def earliest(block: Block, beyond: Place) -> Place | None:
     return None
 
 
-def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
-    """Group blocks into runs, ordered by offset: (first offset, last offset, blocks). A run is read as a whole.
-
-    Overlapping blocks are in one run. Further blocks join a run of fewer than `blocks_max` if the gap is small.
-    """
-    runs: list[tuple[int, int, list[Block]]] = []
-    for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):
-        if runs:
-            first, last, members = runs[-1]
-            overlaps = block.first_offset <= last
-            if overlaps or (len(members) < blocks_max and block.first_offset - last <= _GAP_OFFSETS):
-                members.append(block)
-                runs[-1] = (first, max(last, block.last_offset), members)
-                continue
-        runs.append((block.first_offset, block.last_offset, [block]))
+def runs_of(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Group blocks, ordered by offset, into runs, each of which is read as a whole: overlapping and close blocks."""
+    runs: list[list[Block]] = []
+    end = 0
+    for block in blocks:
+        gap = block.first_offset - end
+        if runs and (gap < 0 or (gap <= _GAP_OFFSETS and len(runs[-1]) < SCAN_BLOCKS_MAX)):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+        end = max(end, block.last_offset + 1)
     return runs
 
 
@@ -110,24 +107,29 @@ def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
     """
 
 
-BLOCKS_BETWEEN: Final = sql(
-    f"""
+BLOCKS_BETWEEN: Final = sql(f"""
     SELECT given.stream_id, reaching.*
     FROM unnest(:stream_ids::int[]) AS given (stream_id)
     CROSS JOIN {_reaching(":low::bigint", ":high::bigint", "given.stream_id")}
-    ORDER BY stream_id, first_offset, last_offset
-    LIMIT :blocks_max::bigint
-    """
-)
+    ORDER BY stream_id, first_offset, last_offset""")
+
+# Each range is longer by the gap while ranges are merged.
+OFFSETS_BETWEEN: Final = sql(f"""
+    SELECT lower(span), upper(span) - {_GAP_OFFSETS}
+    FROM unnest((
+      SELECT range_agg(int8range(greatest(first_offset, :floor::bigint), last_offset + 1 + {_GAP_OFFSETS}))
+      FROM {_reaching(":low::bigint", ":high::bigint")}
+    )) AS span
+    ORDER BY 1""")
+"""Selects ranges of offsets, from `floor` on, that contain all messages with times from `low` to `high`, inclusive.
+
+The ranges are in order and exclude their end. They contain other messages, too.
+"""
 
 
 def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
-    """Select the blocks that overlap the time between `t` and a witness: the time of a message beyond `t`.
-
-    It is the aggregate `found` over the next block of each class.
-    """
-    return sql(
-        f"""
+    """Select the blocks that overlap the time from `t` to a witness: `found` over the next block of each class."""
+    return sql(f"""
         WITH witness AS (
           SELECT {found} AS time_us
           FROM {_CLASSES}
@@ -140,9 +142,7 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
         )
         SELECT reaching.*
         FROM witness
-        CROSS JOIN {_reaching(low, high)}
-        """
-    )
+        CROSS JOIN {_reaching(low, high)}""")
 
 
 # Backwards, the index has no order of the blocks' latest times. So the query takes the block of each class that begins
@@ -162,20 +162,12 @@ _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths"
 
 
 def blocks_between(
-    servers: Servers,
-    streams: Sequence[PresentStream],
-    low: int,
-    high: int,
-    *,
-    floor: int = 0,
-    blocks_max: int | None = None,
+    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
 ) -> Mapping[int, list[Block]]:
-    """Read the blocks with times from `low` to `high` that end at `floor` or later: by stream id, ordered by offset."""
-    given = {"stream_ids": [stream.stream_id for stream in streams], "low": low, "high": high, "floor": floor}
-    found: dict[int, list[Block]] = defaultdict(list)
-    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, _CLASS_VALUES | given | {"blocks_max": blocks_max}):
-        found[stream_id].append(Block._make(block))
-    return found
+    """Read the blocks with times from `low` to `high`, inclusive: by stream id, ordered by offset."""
+    given = {"stream_ids": [stream.stream_id for stream in streams], "low": low, "high": high, "floor": 0}
+    rows = servers.rows(BLOCKS_BETWEEN, _CLASS_VALUES | given)
+    return {stream_id: [Block(*row[1:]) for row in of_stream] for stream_id, of_stream in groupby(rows, itemgetter(0))}
 
 
 class Nearest:
@@ -219,7 +211,7 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
             before, original = nearest.message, nearest.oriented(block)
             _read(servers, [original], stream, lost, nearest.consider)
             is_cut = original.first_offset < _floor(stream, lost)
-            has_unread = any(where.stream == stream.name for where in lost.unread)
+            has_unread = any(where.stream == stream.name for where in lost.ids(Status.UNPROVEN))
             if nearest.message is before and block.max_us > nearest.beyond[0] and is_cut and not has_unread:
                 lost.is_sure = True
         read.update(blocks)
@@ -277,7 +269,7 @@ def _check_block(
     if bounds.first is not None and bounds.first > block.first_offset:
         lost.floors[stream.name] = bounds.first
         if not bounds.is_proven:
-            lost.unread[MessageId(stream.name, block.first_offset)] = None
+            lost.statuses[MessageId(stream.name, block.first_offset)] = Status.UNPROVEN
         return
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
@@ -298,8 +290,8 @@ def read_within(
     lost: LostMessages,
     consider: Callable[[Message], object],
 ) -> None:
-    """Read the messages of blocks that overlap a time span."""
-    for _, _, run in joined(blocks, SCAN_BLOCKS_MAX):
+    """Read the messages of blocks, ordered by offset, that overlap a time span."""
+    for run in runs_of(blocks):
         _read(servers, run, stream, lost, consider)
         for block in run:
             has_match = low <= block.min_us <= high or low <= block.max_us <= high
@@ -307,17 +299,7 @@ def read_within(
                 lost.is_sure = True
 
 
-def offsets_within(
-    servers: Servers, stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
-) -> tuple[list[Range], int | None]:
-    """Return ranges of offsets, from `start` on, that contain all messages with times from `low` to `high`, inclusive.
-
-    The ranges are in order, and contain other messages, too. Also returns the offset to continue from; None at the end.
-    """
-    found = blocks_between(servers, [stream], low, high, floor=start, blocks_max=blocks_max)[stream.stream_id]
-    following = found[-1].first_offset if len(found) == blocks_max else None
-    if following is not None and following <= start:
-        return offsets_within(servers, stream, low, high, start, blocks_max=2 * blocks_max)
-    stop = INTEGER_MAX if following is None else following
-    runs = ((max(first, start), min(last + 1, stop)) for first, last, _ in joined(found, SCAN_BLOCKS_MAX))
-    return merged(runs), following
+def offsets_between(servers: Servers, stream: PresentStream, low: int, high: int, floor: int) -> list[Range]:
+    """Return the ranges of `OFFSETS_BETWEEN`."""
+    given = {"stream_id": stream.stream_id, "low": low, "high": high, "floor": floor}
+    return servers.rows(OFFSETS_BETWEEN, _CLASS_VALUES | given)

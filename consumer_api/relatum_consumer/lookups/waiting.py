@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from relatum.common.checks import checked_seconds
 from relatum.common.ids import MessageId
-from relatum.common.waiting import pause, within
+from relatum.common.waiting import backoff, pause, within
 from relatum.errors import StreamReplaced, Transient
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
@@ -27,7 +27,7 @@ from relatum_consumer.lookups.catalog import Catalog, streams_meant
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""First pause between two polls for groups, or for indexed messages that could not be read, in seconds. It doubles."""
+"""First pause between two polls for groups, in seconds. It doubles."""
 
 POLL_S_MAX: Final = 0.05
 """Longest pause between two polls for groups, in seconds: about the recorder's lag."""
@@ -72,8 +72,7 @@ _GIVEN: Final = f"""
 
 # Three SELECTs, each with its own index: one condition for all would compare every given name with every stream. The
 # inner LIMITs make PostgreSQL join row by row, with the index.
-WATCHED: Final = sql(
-    f"""
+WATCHED: Final = sql(f"""
     WITH meant AS MATERIALIZED (
       {_GIVEN} AND given.set_name = s.name
       UNION
@@ -99,9 +98,7 @@ WATCHED: Final = sql(
       ) AS row
       WHERE meant.set_number = wait.among
       LIMIT 1
-    ) AS is_there
-    """
-)
+    ) AS is_there""")
 """Selects the numbers of the waits for which the index has a row.
 
 It probes the index for each value and stream of a wait, up to the first row. Waits on the same streams share one set of
@@ -156,7 +153,7 @@ class Waiting:
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
-        self._unreadable_pause_s = POLL_S_MIN
+        self._unreadable_pauses = backoff(UNREADABLE_POLL_S_MAX)
         self.pause_s = 0.0
         self.has_row = False
 
@@ -190,19 +187,20 @@ class Waiting:
             # A recorder will correct the record; otherwise the proof at the timeout reports the error.
             question.being_read.clear()
             return None
-        return question.named(recorded_answer(self._catalog, question.names, found)) if found.hits else None
+        return recorded_answer(self._catalog, question.names, found) if found.hits else None
 
     def _prepare_pause(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
-        self.watch, self.pause_s = Watch(question.names, values, question.own.first, self._until), 0.0
+        own_id = min(question.own.ids, default=None)
+        self.watch, self.pause_s = Watch(question.names, values, own_id, self._until), 0.0
         if self.has_row:
             # The index has a row of a message that retention has dropped, or that cannot be read: back off.
-            self.pause_s = max(0.0, min(self._unreadable_pause_s, self._until - time.monotonic()))
-            self._unreadable_pause_s = min(2 * self._unreadable_pause_s, UNREADABLE_POLL_S_MAX)
+            self.pause_s = max(0.0, min(next(self._unreadable_pauses), self._until - time.monotonic()))
 
     def _timeout_answer(self, question: Question, error: Transient) -> Answer:
         """Return an unproven answer from what is known, without further requests."""
         streams = self._catalog.recorded(question.names) or question.names
         if not streams:
             raise error
-        return question.named(Answer(Status.UNPROVEN, streams=streams, unread=tuple(question.being_read)))
+        unread, copies = tuple(question.being_read), question.own.copies
+        return Answer(Status.UNPROVEN, streams=streams, unread=unread, self_ids=copies)
