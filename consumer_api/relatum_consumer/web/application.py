@@ -195,8 +195,6 @@ def secured(app: ASGIApp, root_path: str) -> ASGIApp:
 
 # --- the token --------------------------------------------------------------------------------------------
 
-_COOKIE: Final = "relatum_token"
-
 _TOKEN_NEEDED: Final = Problem(
     401,
     "token_needed",
@@ -215,6 +213,8 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
         return app
     # The cookie holds the token's hash, since a token may have characters that cookies cannot.
     page_digest, root = _digest(options.token), options.root_path
+    # Browsers send a cookie to all ports of a host: each page's cookie has its own name.
+    cookie_name = f"relatum_{page_digest[:8]}"
 
     def is_right(digest: str) -> bool:
         return hmac.compare_digest(digest.encode(), page_digest.encode())
@@ -224,14 +224,14 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
         if scope["type"] == "http" and not scope["path"].startswith("/static/"):
             headers = Headers(scope=scope)
             kind, _, token = headers.get("authorization", "").partition(" ")
-            cookie = cookie_parser(headers.get("cookie", "")).get(_COOKIE, "")
+            cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             if any(name == "token" and is_right(_digest(value)) for name, value in query):
                 # The same URL without the token. Exactly one slash: two would redirect to another host.
                 rest = urlencode([pair for pair in query if pair[0] != "token"])
                 chosen = RedirectResponse(f"{root}/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
                 chosen.set_cookie(
-                    _COOKIE, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
+                    cookie_name, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
                 )
             elif not (kind.lower() == "bearer" and is_right(_digest(token))) and not is_right(cookie):
                 chosen = rendering.problem(_TOKEN_NEEDED, scope)

@@ -10,7 +10,17 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical, masked_places, units_of
+from relatum.keys import (
+    InvalidValue,
+    KeyDefinition,
+    KeyType,
+    Place,
+    bases_of,
+    canonical,
+    is_compressed,
+    masked_places,
+    units_of,
+)
 from relatum.reading import Message
 
 log = logging.getLogger(__name__)
@@ -68,9 +78,11 @@ class Masking:
         """Whether to hide a message's body, which may contain a masked value."""
         if self._bodies or self._show_bodies:
             return self._bodies
-        base_of = bases_of(message)
+        base_of, properties = bases_of(message), message.properties
+        # A compressed body without a content type may be JSON.
+        is_unknown = not properties.content_type and is_compressed(properties.content_encoding)
         try:
-            return any(place.within(base_of(place)) for place in self._places)
+            return any((is_unknown and place.kind == "body") or place.within(base_of(place)) for place in self._places)
         except InvalidValue:
             return True  # an unreadable body may contain a masked value
 
