@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum_consumer import AsyncRelations
@@ -218,10 +218,6 @@ class Site:
             if self._reader is None:
                 self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
             return self._reader
-
-    async def scan(self, stream: str, start: int, stop: int) -> list[Message]:
-        """Return the messages of a stream from offset `start` to before `stop`."""
-        return await (await self.reader()).scan(stream, start, stop, lambda message: message)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and apply their masking from now on."""

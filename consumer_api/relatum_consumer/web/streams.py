@@ -1,5 +1,6 @@
 """Streams: their coverage by key, their latest messages, the sizes of keys, and the recorders."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -186,9 +187,15 @@ async def stream(site: Site, query: StreamParameters) -> StreamAnswer:
         raise StreamNotFound(message, stream=query.stream)
     latest: list[Message] = []
     if len(found) == 1 and (last := found[0].last) is not None:
-        start = max(found[0].first or 0, last + 1 - _LATEST_OFFSETS)
-        latest = await optional_part(site.scan(found[0].stream, start, last + 1)) or []
-    return StreamAnswer(query.stream, found, message_rows(site, latest[: -_LATEST_SHOWN - 1 : -1]))
+        latest = await optional_part(_latest(site, found[0].stream, last + 1, _LATEST_SHOWN)) or []
+    return StreamAnswer(query.stream, found, message_rows(site, latest[::-1]))
+
+
+async def _latest(site: Site, stream: str, stop: int, count: int) -> list[Message]:
+    """Return the last messages before an offset, at most `count`; only these are kept in memory."""
+    kept: deque[Message] = deque(maxlen=count)
+    await (await site.reader()).scan(stream, max(0, stop - _LATEST_OFFSETS), stop, kept.append)
+    return [*kept]
 
 
 # --- live -------------------------------------------------------------------------------------------------
@@ -215,7 +222,7 @@ class LiveAnswer:
 @endpoint("/live", "The recorded messages that arrived last.")
 async def live(site: Site, query: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.cached(("live", query), CACHE_S, partial(_live, site, query, _LATEST_OFFSETS))
+    return await site.cached(("live", query), CACHE_S, partial(_live, site, query, query.limit))
 
 
 async def newest(site: Site) -> LiveAnswer:
@@ -229,9 +236,9 @@ async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswe
     ends = await site.in_thread(recorded_ends, site.database, site.address.vhost, query.stream)
     live_ends = ends[:LIVE_STREAMS_MAX]
     is_named = bool(query.stream)
-    calls = (partial(_latest_recorded, site, end, is_named=is_named) for end in live_ends)
+    calls = (partial(_latest_recorded, site, end, per_stream, is_named=is_named) for end in live_ends)
     read = dict(zip(live_ends, await gather(calls, LIVE_STREAMS_MAX), strict=True))
-    found = [each for messages in read.values() for each in (messages or ())[-per_stream:]]
+    found = [each for messages in read.values() for each in messages or ()]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: query.limit]),
@@ -240,15 +247,12 @@ async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswe
     )
 
 
-async def _latest_recorded(site: Site, end: RecordedEnd, *, is_named: bool) -> list[Message] | None:
-    """Return a stream's last recorded messages; none if the stream was replaced since it was recorded.
-
-    Unless it was named, the result is None if it alone cannot be read.
-    """
+async def _latest_recorded(site: Site, end: RecordedEnd, count: int, *, is_named: bool) -> list[Message] | None:
+    """Return a stream's last recorded messages; none if it was replaced since, None if it alone cannot be read."""
     if end.position is None:
         return []
     try:
-        messages = await site.scan(end.stream, max(0, end.next_offset - _LATEST_OFFSETS), end.next_offset)
+        messages = await _latest(site, end.stream, end.next_offset, count)
     except NotFound:
         return []
     except (AccessRefused, StreamUnavailable):
