@@ -20,15 +20,7 @@ from relatum.common.documents import document
 from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum_consumer.lookups.answer import first_few
-from relatum_consumer.web.parameters import (
-    Parameters,
-    Schemas,
-    object_schema,
-    parsed,
-    properties_of,
-    required_of,
-    summary_of,
-)
+from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, schema_of, summary_of
 from relatum_consumer.web.problems import GROUP_KEY_HINT, NARROW_HINT, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
@@ -306,6 +298,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     def response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
+    asked = schema_of(endpoint.parameters)
     return {
         "summary": endpoint.summary,
         "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
@@ -313,11 +306,11 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
             {
                 "name": name,
                 "in": "query",
-                "required": name in required_of(endpoint.parameters),
+                "required": name in asked.get("required", ()),
                 "description": schema["description"],
                 "schema": schema,
             }
-            for name, schema in properties_of(endpoint.parameters).items()
+            for name, schema in asked["properties"].items()
         ],
         "responses": {
             "200": response(summary_of(endpoint.answer_type), schemas.of(endpoint.answer_type)),

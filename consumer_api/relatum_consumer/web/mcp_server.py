@@ -23,7 +23,7 @@ from relatum.common.checks import seconds_text
 from relatum.common.documents import document
 from relatum_consumer.web.endpoint import ENDPOINTS, LIMIT_FACTOR, Endpoint, diagnose
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of
+from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, schema_of
 from relatum_consumer.web.problems import NARROW_HINT
 from relatum_consumer.web.rendering import visible
 from relatum_consumer.web.site import Links, Site
@@ -119,7 +119,7 @@ def _described(tool: Endpoint) -> types.Tool:
     return types.Tool(
         name=tool.tool,
         description=tool.summary,
-        input_schema=object_schema(properties_of(tool.parameters), "") | {"required": required_of(tool.parameters)},
+        input_schema=schema_of(tool.parameters),
         output_schema=object_schema(answer, "") | {"$defs": schemas.found},
         # Publishers wrote the content of answers, so the tools are open-world.
         annotations=types.ToolAnnotations(
