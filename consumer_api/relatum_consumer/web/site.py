@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, Broker, BrokerAddress
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, SharedReader
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum_consumer import AsyncRelations
@@ -81,11 +81,7 @@ _ANY_STREAM: Final = "relatum"
 
 @dataclass(slots=True)
 class Server:
-    """RabbitMQ or PostgreSQL.
-
-    `address` has host, port, and virtual host or database; `cluster_name` is empty while unknown. `error` says why the
-    server is unavailable, and `since` when that began; "" and None if it answers.
-    """
+    """A server: `error` says why it is unavailable, `since` when that began; "" and None while it answers."""
 
     name: str
     address: str
@@ -112,17 +108,15 @@ class Server:
 
 
 class Servers:
-    """Checks both servers, and keeps the time since which a server is unavailable.
-
-    The checks have their own connections, so that a busy page does not look like an unavailable server.
-    """
+    """Checks both servers by connections of its own, so that a busy page does not look like an unavailable server."""
 
     def __init__(self, broker: str | Broker, database: str) -> None:
-        self._broker = broker
+        self._reader = SharedReader(broker, timeout_s=ANSWER_S, broker_connections_max=2)
         self._database = Database(database, connections_max=1)
-        self._threads = Threads(1, "relatum-servers")
-        self._reader: AsyncStreamReader | None = None
-        self.broker = Server("RabbitMQ", _address_text(BrokerAddress.of(broker)))
+        self._threads = Threads(2, "relatum-servers")
+        address = BrokerAddress.of(broker)
+        vhost = "" if address.vhost == "/" else f", virtual host {address.vhost}"
+        self.broker = Server("RabbitMQ", ",".join(each.where for each in address.each) + vhost)
         self.database = Server("PostgreSQL", self._database.address.name)
 
     @property
@@ -133,30 +127,21 @@ class Servers:
     async def check(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
         reach_database = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        await asyncio.gather(self.broker.check(self._reach_broker()), self.database.check(reach_database))
+        reach_broker = in_thread(self._threads, self._reach_broker)
+        await asyncio.gather(self.broker.check(reach_broker), self.database.check(reach_database))
 
     async def close(self) -> None:
-        if self._reader is not None:
-            await self._reader.close()
+        await in_thread(self._threads, self._reader.close)
         self._threads.shutdown()
         self._database.close()
 
-    async def _reach_broker(self) -> None:
-        if self._reader is None:
-            self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
-            self.broker.cluster_name = self._reader.cluster_name or ""
-        await self._reader.missing([_ANY_STREAM])
-
-
-def _address_text(address: BrokerAddress) -> str:
-    hosts = ",".join(each.where for each in address.each)
-    return f"{hosts}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
+    def _reach_broker(self) -> None:
+        reader = self._reader.get()
+        self.broker.cluster_name = reader.cluster_name or ""
+        reader.missing([_ANY_STREAM])
 
 
 # --- the site ---------------------------------------------------------------------------------------------
-
-_READ_ONLY: Final = "-c default_transaction_read_only=on"
-"""An option of all sessions: the page cannot write, regardless of the role's rights."""
 
 _STATEMENT_GRACE_S: Final = 5.0
 """Seconds after `timeout_s` at which PostgreSQL ends a statement by itself, in case the page was killed or hangs."""
@@ -303,10 +288,10 @@ class Site:
 
 
 def read_only(database: str, statement_s: float) -> str:
-    """Return the URL with options for read-only sessions and a time limit for each statement, in seconds."""
+    """Return the URL for sessions that cannot write, regardless of the role's rights; statements have a time limit."""
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]
-    ours = f"{_READ_ONLY} -c statement_timeout={math.ceil(1e3 * statement_s)}"
+    ours = f"-c default_transaction_read_only=on -c statement_timeout={math.ceil(1e3 * statement_s)}"
     options = " ".join([*(value for name, value in given if name == "options"), ours])
     return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"
