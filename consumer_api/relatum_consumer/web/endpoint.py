@@ -19,6 +19,7 @@ from starlette.responses import Response
 from relatum.common.documents import document
 from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
+from relatum.membership import GROUP_KEY
 from relatum_consumer.lookups.answer import first_few
 from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, schema_of, summary_of
 from relatum_consumer.web.problems import GROUP_KEY_HINT, NARROW_HINT, Problem, problem_of
@@ -194,10 +195,9 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "site": site,
             "unavailable": await site.unavailable(),
         }
-        is_well = problem is None or problem.code == endpoint.empty
-        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
         try:
-            return rendering.page(endpoint.template, values, status=status, headers=headers)
+            failure = None if problem is not None and problem.code == endpoint.empty else problem
+            return rendering.page(endpoint.template, values, failure)
         except Exception as error:  # noqa: BLE001
             return rendering.problem(problem_of(error), request.scope)
 
@@ -233,7 +233,7 @@ async def gather(calls: Iterable[Callable[[], Awaitable[_Value]]], limit: int = 
 async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
     """Return the problem for an error; a transient one names the unavailable server or the exceeded time limit."""
     problem, elapsed_s = problem_of(error), time.monotonic() - started_at
-    if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != GROUP_KEY_HINT:
+    if isinstance(error, KeyNotDefined | StreamNotFound):
         with suppress(RelatumError):
             return replace(problem, hint=await _names_hint(site, error))
     if not isinstance(error, Transient):
@@ -248,7 +248,9 @@ async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
 
 
 async def _names_hint(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
-    """Return a hint with the existing names, similar ones first."""
+    """Return a hint with the existing names, similar ones first; for the group key, how to define it."""
+    if isinstance(error, KeyNotDefined) and error.key == GROUP_KEY.name:
+        return GROUP_KEY_HINT
     if isinstance(error, KeyNotDefined):
         title, none, missing = "Defined keys", "No key is defined.", error.key
         names = [each.name for each in await site.keys()]

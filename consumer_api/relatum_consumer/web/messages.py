@@ -109,12 +109,12 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
         for of_stream in shown.values()
         for each, text in zip(of_stream, previews([each.body for each in of_stream]), strict=True)
     }
-
-    def row(each: Message) -> MessageRow:
-        keys, text = key_values(site, each), texts.get(each.id, "")
-        return MessageRow(*each.id, each.time, each.time_source.value, keys, len(each.body), text)
-
-    return tuple(map(row, messages))
+    return tuple(
+        MessageRow(
+            *each.id, each.time, each.time_source.value, key_values(site, each), len(each.body), texts.get(each.id, "")
+        )
+        for each in messages
+    )
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:

@@ -160,17 +160,15 @@ async def _page(
 def _words(answer: Answer, page: Sequence[Message], origin: Message | None) -> str:
     if answer and not page:
         return "found: no other message has it" if origin is not None else "found: all were shown"
-    if answer and answer.status == "unproven":
-        return "unproven: there may be more messages; this cannot be proven now"
     return answer.words
 
 
 def _advice(answer: Answer, query: SearchParameters) -> str:
+    # The words have the explanation of missing and new keys.
     if answer.explanation and not (answer.missing_keys or answer.new_keys):
         return answer.explanation
-    if answer.status in ("not_recorded_yet", "unproven") and not query.complete:
-        return "The part that is not recorded yet may have it, and can be read from the streams."
-    return "" if answer.missing_keys else answer.explanation
+    is_open = answer.status in ("not_recorded_yet", "unproven") and not query.complete
+    return "The part that is not recorded yet may have it, and can be read from the streams." if is_open else ""
 
 
 # --- around a moment --------------------------------------------------------------------------------------
