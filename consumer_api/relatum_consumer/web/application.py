@@ -153,11 +153,7 @@ _NAME_CHARACTERS_MAX: Final = 1_000
 
 
 def secured(app: ASGIApp, root_path: str) -> ASGIApp:
-    """Strip the root path, add the security headers to every response, and log each request after its response.
-
-    A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
-    the duration in milliseconds. It never has the values of parameters.
-    """
+    """Strip the root path, add the security headers, and log each request, never with the values of parameters."""
 
     async def secured_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -205,10 +201,7 @@ _TOKEN_NEEDED: Final = Problem(
 
 
 def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
-    """Accept requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
-
-    If the page has no token, all requests are accepted.
-    """
+    """Accept requests with the page's token: in a cookie, as a bearer token, or in the URL, which sets the cookie."""
     if options.token is None:
         return app
     # The cookie holds the token's hash, since a token may have characters that cookies cannot.

@@ -41,15 +41,10 @@ async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
 
 async def _status(site: Site, name: str) -> ContextsStatus:
     def load() -> ContextsStatus:
-        with _opened(site, name) as opened:
+        with SerializationContexts(name, site.database, vhost=site.address.vhost) as opened:
             return opened.status()
 
     return await site.cached(("contexts", name), CACHE_S, partial(site.in_thread, load))
-
-
-def _opened(site: Site, name: str) -> SerializationContexts:
-    """Open a super stream's contexts. Without a broker, this creates nothing."""
-    return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
 class SuperStreamParameters(Parameters):
@@ -101,7 +96,7 @@ async def super_stream(site: Site, query: SuperStreamParameters) -> SuperStreamA
 
 def _contexts_of(site: Site, query: SuperStreamParameters) -> tuple[list[Assignment], list[Move]]:
     """Return a page of contexts plus one, and the latest moves."""
-    with _opened(site, query.name) as opened:
+    with SerializationContexts(query.name, site.database, vhost=site.address.vhost) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
         if query.context:
             try:

@@ -33,10 +33,9 @@ HIDDEN_VALUE: Final = "~"
 
 
 class Masking:
-    """Knows which keys and places are masked, and computes digests.
+    """Knows which keys are masked, by definition or because `keys` names them, and computes digests.
 
-    `keys` are names of keys to mask besides those masked by definition. `definitions` has the last known keys, by name.
-    The first `update` sets `is_known`; before it, no value can be shown.
+    `definitions` has the last known keys. The first `update` sets `is_known`; before it, no value can be shown.
     """
 
     def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
@@ -103,10 +102,7 @@ class Masking:
         return self.digest(value) if self.is_masked(self.definitions[key]) else value
 
     def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
-        """Return the digest of a masked header's or property's value, which equals the digest of its key's value.
-
-        If the key cannot have the value, it is the digest of `text`.
-        """
+        """Return the digest of a header or property: that of its key's value, or of `text` if the key refuses it."""
         try:
             return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:

@@ -67,11 +67,7 @@ def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
 
 
 def query_value(value: tuple[str, ...]) -> Any:
-    """Return the value in a query in the form that lookups accept: several parts as a tuple.
-
-    Raises:
-        InvalidInput: the query has no value.
-    """
+    """Return a query's value in the form that lookups accept, several parts as a tuple; `InvalidInput` without one."""
     if not value:
         raise InvalidInput("value is missing: give the key's value")
     return value[0] if len(value) == 1 else value

@@ -68,11 +68,7 @@ _Parameters = TypeVar("_Parameters", bound=Parameters)
 
 
 def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters:
-    """Return the parsed parameters. Empty values are left out, such as the empty fields of a form.
-
-    Raises:
-        InvalidInput: a parameter is invalid, missing, or unknown.
-    """
+    """Return the parsed parameters, without empty fields of a form; raise `InvalidInput` if one is not valid."""
     # A query has a list of texts for each parameter; a tool's arguments may be single values.
     lists = {name: value if isinstance(value, list) else [value] for name, value in arguments.items()}
     lists = {name: [each for each in values if each not in ("", None)] for name, values in lists.items()}
@@ -110,11 +106,7 @@ def cursor_of(*values: str | int | datetime | None) -> str:
 
 
 def read_cursor(text: str, kind: Any) -> Any:
-    """Return the values of a cursor as a tuple of the given type; None without a cursor.
-
-    Raises:
-        InvalidInput: the text is not a cursor of this endpoint.
-    """
+    """Return the values of a cursor as a tuple of the given type, None without a cursor; raise `InvalidInput`."""
     try:
         return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
     except ValueError:

@@ -129,10 +129,7 @@ async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Mes
 async def _page(
     site: Site, query: SearchParameters, value: Any, origin: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
-    """Return the answer that begins at the page's first moment, the page, and the cursor of the next page.
-
-    A cursor is a moment, and the number of messages of that moment on earlier pages.
-    """
+    """Return the answer, the page, and the next cursor: a moment, and how many of its messages earlier pages have."""
     moment, shown = read_cursor(query.cursor, tuple[Moment, Number]) or (None, 0)
     since, until = query.since, query.until
     if moment is not None and query.order == "oldest":

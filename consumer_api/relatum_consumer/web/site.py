@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,7 +42,9 @@ class Links:
 
     def to(self, path: str, /, **query: object) -> str:
         """Return a path with a query. None and empty values are left out; a list repeats the parameter."""
-        given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
+        lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in query.items()}
+        # An undefined value of a template is an empty text.
+        given = [(name, each) for name, values in lists.items() for each in values if each is not None and str(each)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
     def static(self, name: str) -> str:
@@ -55,16 +57,8 @@ class Links:
     def stream(self, stream: str) -> str:
         return self.to("/stream", stream=stream)
 
-    def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
-        """Return the path of a message, or of its `body`. It is valid while the message exists."""
-        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
-
-
-def _query_texts(value: object) -> Iterable[str]:
-    if isinstance(value, tuple | list):
-        return [text for each in value for text in _query_texts(each)]
-    # An undefined value of a template is an empty text.
-    return () if value is None or str(value) == "" else (str(value),)
+    def message(self, stream: str, offset: int, **query: object) -> str:
+        return self.to("/message", stream=stream, offset=offset, **query)
 
 
 # --- the servers' state -----------------------------------------------------------------------------------
