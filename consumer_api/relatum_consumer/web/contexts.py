@@ -18,7 +18,7 @@ from relatum.contexts import (
 )
 from relatum.errors import PlacementNotFound
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters
+from relatum_consumer.web.parameters import Number, Parameters
 from relatum_consumer.web.site import CACHE_S, Site
 
 SUPER_STREAMS_LISTED: Final = 50
@@ -34,7 +34,7 @@ class ContextsAnswer:
 
 
 @endpoint("/contexts", "Super streams with placed contexts: partitions with their contexts, and moves in progress.")
-async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
+async def contexts(site: Site, _: Parameters) -> ContextsAnswer:
     names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 

@@ -25,21 +25,12 @@ from relatum.reading import Message
 _TEXT_MAX: Final = 4_096
 """Maximum characters of a value: a key's value has at most 1,024 bytes, and a stream's name 255."""
 
-_VALUES_MAX: Final = 200
-"""Maximum values of one parameter."""
-
 _NAME_CHARACTERS: Final = 80
 """Maximum characters of an unknown parameter's name in its error."""
 
 
 class Parameters(BaseModel):
-    """The parameters of an endpoint."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, str_max_length=_TEXT_MAX)
-
-
-class NoParameters(Parameters):
-    """No parameters."""
 
 
 def _moment(value: Any) -> datetime:
@@ -54,7 +45,7 @@ def _moment(value: Any) -> datetime:
 TextList = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value]),
-    Field(max_length=_VALUES_MAX),
+    Field(max_length=200),
 ]
 """A parameter that may be repeated."""
 

@@ -246,9 +246,9 @@ class ValuesAnswer:
 
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
 async def values(site: Site, query: ValuesParameters) -> ValuesAnswer:
-    definition = site.masking.definitions.get(query.key)
-    if definition is not None and site.masking.is_masked(definition):
-        return ValuesAnswer((), "values of a masked key are not listed")
-    if definition is not None and definition.is_composite:
-        return ValuesAnswer((), "values of several parts are not listed")
+    if definition := site.masking.definitions.get(query.key):
+        if site.masking.is_masked(definition):
+            return ValuesAnswer((), "values of a masked key are not listed")
+        if definition.is_composite:
+            return ValuesAnswer((), "values of several parts are not listed")
     return ValuesAnswer(await site.relations.values(query.key, query.prefix, limit=query.limit), "")

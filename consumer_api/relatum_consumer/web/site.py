@@ -257,11 +257,8 @@ class Site:
     ) -> _Value:
         """Return the result of `from_both`, cached; while the broker is unavailable, that of `from_database`."""
         if not self.servers.broker.error:
-            try:
-                with within(self.options.timeout_s):
-                    return await self.cached(key, cache_s, partial(self.in_thread, from_both))
-            except (BrokerUnavailable, ReadTimeout):
-                pass
+            with within(self.options.timeout_s), suppress(BrokerUnavailable, ReadTimeout):
+                return await self.cached(key, cache_s, partial(self.in_thread, from_both))
         return await self.in_thread(from_database)
 
     async def cached(self, key: Any, cache_s: float, load: Callable[[], Awaitable[_Value]]) -> _Value:

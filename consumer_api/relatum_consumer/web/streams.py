@@ -22,7 +22,7 @@ from relatum.recording.overview import (
 )
 from relatum_consumer.web.endpoint import Fact, endpoint, gather, optional_part
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters, TextList
+from relatum_consumer.web.parameters import Number, Parameters, TextList
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import bar_of
 from relatum_consumer.web.site import CACHE_S, Site
@@ -87,7 +87,7 @@ class KeysAnswer:
 
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", is_page=False, tool="keys")
-async def keys(site: Site, _: NoParameters) -> KeysAnswer:
+async def keys(site: Site, _: Parameters) -> KeysAnswer:
     sizes = await site.cached("sizes", _SIZES_CACHE_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
@@ -143,7 +143,7 @@ async def streams(site: Site, query: StreamsParameters) -> StreamsAnswer:
         streams=tuple(found[name] for name in page if name in found),
         total=len(named),
         recorded=len(recorded),
-        keys=(await keys(site, NoParameters())).keys,
+        keys=(await keys(site, Parameters())).keys,
         recorders=tuple(recorders),
         next=stop if stop < len(named) else None,
     )
@@ -275,7 +275,7 @@ class HealthAnswer:
 
 
 @endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
-async def health(site: Site, _: NoParameters) -> HealthAnswer:
+async def health(site: Site, _: Parameters) -> HealthAnswer:
     if unavailable := await site.unavailable(now=True):
         message = "; ".join(f"{each.name} does not answer: {each.error}" for each in unavailable)
         raise Problem(503, "not_well", message, "Try again in a moment.", {"Retry-After": "1"})
