@@ -79,9 +79,9 @@ class Masking:
             return self._bodies
         base_of, properties = bases_of(message), message.properties
         # A compressed body without a content type may be JSON.
-        is_unknown = not properties.content_type and is_compressed(properties.content_encoding)
+        is_packed = not properties.content_type and is_compressed(properties.content_encoding)
         try:
-            return any((is_unknown and place.kind == "body") or place.within(base_of(place)) for place in self._places)
+            return any((is_packed and place.kind == "body") or place.within(base_of(place)) for place in self._places)
         except InvalidValue:
             return True  # an unreadable body may contain a masked value
 
