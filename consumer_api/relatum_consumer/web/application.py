@@ -118,7 +118,7 @@ def _routes(
     routes = [
         Route("/api/openapi.json", description, methods=["GET"]),
         Route("/static/{version}/{file}", static_file),
-        Route("/message/body", handler_of(message.MessageParameters, message.body_file, rendering)),
+        Route("/message/body", handler_of(message.body_file, rendering)),
     ]
     if options.mcp:
         routes.append(Route(MCP_PATH, tools, methods=["POST"]))

@@ -32,6 +32,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 Fact = tuple[str, str | None]
 """A sentence about what exists, shown on a page without an answer; and a link, or None."""
 
+Form = dict[str, list[str]]
+"""The values of a query's parameters, as the user sent them."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 PATIENCE_S: Final = 3.0
@@ -123,29 +126,24 @@ def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any
 def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler that responds with the answer as JSON."""
 
-    async def respond(site: Site, query: Any) -> Response:
-        return rendering.json(document(await endpoint.answer(site, query)))
+    async def respond(site: Site, form: Form) -> Response:
+        return rendering.json(document(await endpoint.answer(site, parsed(endpoint.parameters, form))))
 
-    return handler_of(endpoint.parameters, respond, rendering)
+    return handler_of(respond, rendering)
 
 
-def handler_of(
-    kind: type[Parameters], respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering
-) -> Handler:
+def handler_of(respond: Callable[[Site, Form], Awaitable[Response]], rendering: Rendering) -> Handler:
     """Return a handler that responds with the function's response, or with a problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
         site, started_at = request.app.state.site, time.monotonic()
+        form = {name: request.query_params.getlist(name) for name in request.query_params}
         try:
-            return await respond(site, parsed(kind, _form_values(request)))
+            return await respond(site, form)
         except Exception as error:  # noqa: BLE001
             return rendering.problem(await diagnose(site, error, started_at), request.scope)
 
     return handle
-
-
-def _form_values(request: Request) -> dict[str, list[str]]:
-    return {name: request.query_params.getlist(name) for name in request.query_params}
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -154,9 +152,7 @@ def _form_values(request: Request) -> dict[str, list[str]]:
 def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler of the page: the answer or the problem, and the form as the user filled it in."""
 
-    async def handle(request: Request) -> Response:
-        site: Site = request.app.state.site
-        form = _form_values(request)
+    async def respond(site: Site, form: Form) -> Response:
         query: Any = None
         answer = start = problem = None
         started_at = time.monotonic()
@@ -195,13 +191,10 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "site": site,
             "unavailable": await site.unavailable(),
         }
-        try:
-            failure = None if problem is not None and problem.code == endpoint.empty else problem
-            return rendering.page(endpoint.template, values, failure)
-        except Exception as error:  # noqa: BLE001
-            return rendering.problem(problem_of(error), request.scope)
+        failure = None if problem is not None and problem.code == endpoint.empty else problem
+        return rendering.page(endpoint.template, values, failure)
 
-    return handle
+    return handler_of(respond, rendering)
 
 
 async def optional_part(awaitable: Awaitable[_Value]) -> _Value | None:
