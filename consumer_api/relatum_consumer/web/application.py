@@ -145,9 +145,6 @@ _SECURITY_HEADERS: Final = {
 }
 """Default headers of every response."""
 
-_ALIVE_RESPONSE: Final = PlainTextResponse("alive\n")
-"""The response to `/alive`, for process monitors. It reveals nothing, so it needs no token."""
-
 _NAME_CHARACTERS_MAX: Final = 1_000
 """Maximum characters of parameter names in a log line."""
 
@@ -177,7 +174,8 @@ def secured(app: ASGIApp, root_path: str) -> ASGIApp:
             await send(event)
 
         try:
-            await (_ALIVE_RESPONSE if path == "/alive" else app)(scope, receive, send_secured)
+            # For process monitors. It reveals nothing, so it needs no token.
+            await (PlainTextResponse("alive\n") if path == "/alive" else app)(scope, receive, send_secured)
         finally:
             if path != "/alive" and not path.startswith("/static/"):
                 client = (scope.get("client") or ["-"])[0]

@@ -20,7 +20,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from relatum.common.documents import field_names
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, RelatumError
-from relatum.reading import Message
 
 _TEXT_MAX: Final = 4_096
 """Maximum characters of a value: a key's value has at most 1,024 bytes, and a stream's name 255."""
@@ -129,6 +128,7 @@ class Schemas:
         if field_names(kind):
             return self._reference(kind)
         if origin in (None, Literal):
+            # An error for a `Message`: answers contain the rows of `message_rows`, which masks them.
             return TypeAdapter(str if kind is RelatumError else kind).json_schema()
         if issubclass(origin, Mapping):
             return {"type": "object", "additionalProperties": self.of(arguments[1])}
@@ -137,8 +137,6 @@ class Schemas:
         return {"type": "array", "prefixItems": [self.of(each) for each in arguments], "items": False}
 
     def _reference(self, kind: Any) -> dict[str, Any]:
-        if kind is Message:
-            raise TypeError("an answer must not contain a Message: use message_rows, which masks it")
         name = kind.__name__
         if name not in self.found:
             self.found[name] = {}  # a class may contain itself
