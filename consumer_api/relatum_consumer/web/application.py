@@ -118,7 +118,7 @@ def _routes(
     routes = [
         Route("/api/openapi.json", description, methods=["GET"]),
         Route("/static/{version}/{file}", static_file),
-        Route("/message/body", handler_of(message.MessageParameters, message.body_file, rendering)),
+        Route("/message/body", handler_of(message.body_file, rendering)),
     ]
     if options.mcp:
         routes.append(Route(MCP_PATH, tools, methods=["POST"]))
@@ -145,19 +145,12 @@ _SECURITY_HEADERS: Final = {
 }
 """Default headers of every response."""
 
-_ALIVE_RESPONSE: Final = PlainTextResponse("alive\n")
-"""The response to `/alive`, for process monitors. It reveals nothing, so it needs no token."""
-
 _NAME_CHARACTERS_MAX: Final = 1_000
 """Maximum characters of parameter names in a log line."""
 
 
 def secured(app: ASGIApp, root_path: str) -> ASGIApp:
-    """Strip the root path, add the security headers to every response, and log each request after its response.
-
-    A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
-    the duration in milliseconds. It never has the values of parameters.
-    """
+    """Strip the root path, add the security headers, and log each request, never with the values of parameters."""
 
     async def secured_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -181,7 +174,8 @@ def secured(app: ASGIApp, root_path: str) -> ASGIApp:
             await send(event)
 
         try:
-            await (_ALIVE_RESPONSE if path == "/alive" else app)(scope, receive, send_secured)
+            # For process monitors. It reveals nothing, so it needs no token.
+            await (PlainTextResponse("alive\n") if path == "/alive" else app)(scope, receive, send_secured)
         finally:
             if path != "/alive" and not path.startswith("/static/"):
                 client = (scope.get("client") or ["-"])[0]
@@ -195,8 +189,6 @@ def secured(app: ASGIApp, root_path: str) -> ASGIApp:
 
 # --- the token --------------------------------------------------------------------------------------------
 
-_COOKIE: Final = "relatum_token"
-
 _TOKEN_NEEDED: Final = Problem(
     401,
     "token_needed",
@@ -207,14 +199,13 @@ _TOKEN_NEEDED: Final = Problem(
 
 
 def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
-    """Accept requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
-
-    If the page has no token, all requests are accepted.
-    """
+    """Accept requests with the page's token: in a cookie, as a bearer token, or in the URL, which sets the cookie."""
     if options.token is None:
         return app
     # The cookie holds the token's hash, since a token may have characters that cookies cannot.
     page_digest, root = _digest(options.token), options.root_path
+    # Browsers send a cookie to all ports of a host: each page's cookie has its own name.
+    cookie_name = f"relatum_{page_digest[:8]}"
 
     def is_right(digest: str) -> bool:
         return hmac.compare_digest(digest.encode(), page_digest.encode())
@@ -224,14 +215,14 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
         if scope["type"] == "http" and not scope["path"].startswith("/static/"):
             headers = Headers(scope=scope)
             kind, _, token = headers.get("authorization", "").partition(" ")
-            cookie = cookie_parser(headers.get("cookie", "")).get(_COOKIE, "")
+            cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             if any(name == "token" and is_right(_digest(value)) for name, value in query):
                 # The same URL without the token. Exactly one slash: two would redirect to another host.
                 rest = urlencode([pair for pair in query if pair[0] != "token"])
                 chosen = RedirectResponse(f"{root}/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
                 chosen.set_cookie(
-                    _COOKIE, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
+                    cookie_name, page_digest, path=f"{root}/", secure=options.is_https, httponly=True, samesite="strict"
                 )
             elif not (kind.lower() == "bearer" and is_right(_digest(token))) and not is_right(cookie):
                 chosen = rendering.problem(_TOKEN_NEEDED, scope)

@@ -12,7 +12,7 @@ from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Moment, NoParameters, Number, Parameters, cursor_of, read_cursor
+from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 _CACHE_S: Final = 3.0
@@ -33,7 +33,7 @@ class CollectorsAnswer:
 
 
 @endpoint("/collectors", "Collectors: messages by state, members, streams.")
-async def collectors(site: Site, _: NoParameters) -> CollectorsAnswer:
+async def collectors(site: Site, _: Parameters) -> CollectorsAnswer:
     return CollectorsAnswer(await _statuses(site))
 
 

@@ -18,7 +18,7 @@ from relatum.contexts import (
 )
 from relatum.errors import PlacementNotFound
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters
+from relatum_consumer.web.parameters import Number, Parameters
 from relatum_consumer.web.site import CACHE_S, Site
 
 SUPER_STREAMS_LISTED: Final = 50
@@ -34,22 +34,17 @@ class ContextsAnswer:
 
 
 @endpoint("/contexts", "Super streams with placed contexts: partitions with their contexts, and moves in progress.")
-async def contexts(site: Site, _: NoParameters) -> ContextsAnswer:
+async def contexts(site: Site, _: Parameters) -> ContextsAnswer:
     names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 
 
 async def _status(site: Site, name: str) -> ContextsStatus:
     def load() -> ContextsStatus:
-        with _opened(site, name) as opened:
+        with SerializationContexts(name, site.database, vhost=site.address.vhost) as opened:
             return opened.status()
 
     return await site.cached(("contexts", name), CACHE_S, partial(site.in_thread, load))
-
-
-def _opened(site: Site, name: str) -> SerializationContexts:
-    """Open a super stream's contexts. Without a broker, this creates nothing."""
-    return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
 class SuperStreamParameters(Parameters):
@@ -101,7 +96,7 @@ async def super_stream(site: Site, query: SuperStreamParameters) -> SuperStreamA
 
 def _contexts_of(site: Site, query: SuperStreamParameters) -> tuple[list[Assignment], list[Move]]:
     """Return a page of contexts plus one, and the latest moves."""
-    with _opened(site, query.name) as opened:
+    with SerializationContexts(query.name, site.database, vhost=site.address.vhost) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
         if query.context:
             try:

@@ -19,16 +19,9 @@ from starlette.responses import Response
 from relatum.common.documents import document
 from relatum.common.waiting import within
 from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
+from relatum.membership import GROUP_KEY
 from relatum_consumer.lookups.answer import first_few
-from relatum_consumer.web.parameters import (
-    Parameters,
-    Schemas,
-    object_schema,
-    parsed,
-    properties_of,
-    required_of,
-    summary_of,
-)
+from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, schema_of, summary_of
 from relatum_consumer.web.problems import GROUP_KEY_HINT, NARROW_HINT, Problem, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.site import ANSWER_S, Site
@@ -38,6 +31,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 Fact = tuple[str, str | None]
 """A sentence about what exists, shown on a page without an answer; and a link, or None."""
+
+Form = dict[str, list[str]]
+"""The values of a query's parameters, as the user sent them."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -130,29 +126,24 @@ def endpoint(path: str, summary: str, *, needs_keys: bool = True, **options: Any
 def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler that responds with the answer as JSON."""
 
-    async def respond(site: Site, query: Any) -> Response:
-        return rendering.json(document(await endpoint.answer(site, query)))
+    async def respond(site: Site, form: Form) -> Response:
+        return rendering.json(document(await endpoint.answer(site, parsed(endpoint.parameters, form))))
 
-    return handler_of(endpoint.parameters, respond, rendering)
+    return handler_of(respond, rendering)
 
 
-def handler_of(
-    kind: type[Parameters], respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering
-) -> Handler:
+def handler_of(respond: Callable[[Site, Form], Awaitable[Response]], rendering: Rendering) -> Handler:
     """Return a handler that responds with the function's response, or with a problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
         site, started_at = request.app.state.site, time.monotonic()
+        form = {name: request.query_params.getlist(name) for name in request.query_params}
         try:
-            return await respond(site, parsed(kind, _form_values(request)))
+            return await respond(site, form)
         except Exception as error:  # noqa: BLE001
             return rendering.problem(await diagnose(site, error, started_at), request.scope)
 
     return handle
-
-
-def _form_values(request: Request) -> dict[str, list[str]]:
-    return {name: request.query_params.getlist(name) for name in request.query_params}
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -161,9 +152,7 @@ def _form_values(request: Request) -> dict[str, list[str]]:
 def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     """Return the handler of the page: the answer or the problem, and the form as the user filled it in."""
 
-    async def handle(request: Request) -> Response:
-        site: Site = request.app.state.site
-        form = _form_values(request)
+    async def respond(site: Site, form: Form) -> Response:
         query: Any = None
         answer = start = problem = None
         started_at = time.monotonic()
@@ -202,14 +191,10 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "site": site,
             "unavailable": await site.unavailable(),
         }
-        is_well = problem is None or problem.code == endpoint.empty
-        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
-        try:
-            return rendering.page(endpoint.template, values, status=status, headers=headers)
-        except Exception as error:  # noqa: BLE001
-            return rendering.problem(problem_of(error), request.scope)
+        failure = None if problem is not None and problem.code == endpoint.empty else problem
+        return rendering.page(endpoint.template, values, failure)
 
-    return handle
+    return handler_of(respond, rendering)
 
 
 async def optional_part(awaitable: Awaitable[_Value]) -> _Value | None:
@@ -241,7 +226,7 @@ async def gather(calls: Iterable[Callable[[], Awaitable[_Value]]], limit: int = 
 async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
     """Return the problem for an error; a transient one names the unavailable server or the exceeded time limit."""
     problem, elapsed_s = problem_of(error), time.monotonic() - started_at
-    if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != GROUP_KEY_HINT:
+    if isinstance(error, KeyNotDefined | StreamNotFound):
         with suppress(RelatumError):
             return replace(problem, hint=await _names_hint(site, error))
     if not isinstance(error, Transient):
@@ -256,7 +241,9 @@ async def diagnose(site: Site, error: Exception, started_at: float) -> Problem:
 
 
 async def _names_hint(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
-    """Return a hint with the existing names, similar ones first."""
+    """Return a hint with the existing names, similar ones first; for the group key, how to define it."""
+    if isinstance(error, KeyNotDefined) and error.key == GROUP_KEY.name:
+        return GROUP_KEY_HINT
     if isinstance(error, KeyNotDefined):
         title, none, missing = "Defined keys", "No key is defined.", error.key
         names = [each.name for each in await site.keys()]
@@ -306,6 +293,7 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
     def response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
+    asked = schema_of(endpoint.parameters)
     return {
         "summary": endpoint.summary,
         "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
@@ -313,11 +301,11 @@ def _operation(endpoint: Endpoint, schemas: Schemas) -> dict[str, Any]:
             {
                 "name": name,
                 "in": "query",
-                "required": name in required_of(endpoint.parameters),
+                "required": name in asked.get("required", ()),
                 "description": schema["description"],
                 "schema": schema,
             }
-            for name, schema in properties_of(endpoint.parameters).items()
+            for name, schema in asked["properties"].items()
         ],
         "responses": {
             "200": response(summary_of(endpoint.answer_type), schemas.of(endpoint.answer_type)),

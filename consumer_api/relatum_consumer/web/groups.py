@@ -11,7 +11,8 @@ from pydantic import Field
 from relatum.common.ids import MessageId
 from relatum.common.waiting import within
 from relatum.errors import InvalidInput, RelatumError
-from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, membership
+from relatum.reading import Message
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
@@ -58,12 +59,15 @@ async def _unrecorded_backlog(site: Site, streams: tuple[str, ...] = ()) -> tupl
     return found if sum(each.stop - each.start for each in found) > UNRECORDED_READ else ()
 
 
-async def _group_id_at(site: Site, place: MessageId) -> str:
-    message = await site.relations.read(*place)
-    number = membership(message.headers)
-    if number is None:
+def _membership_of(message: Message) -> Membership:
+    found = membership(message.headers)
+    if found is None:
         raise InvalidInput(f"the message {message.id} belongs to no group")
-    return number.group_id
+    return found
+
+
+async def _group_id_at(site: Site, place: MessageId) -> str:
+    return _membership_of(await site.relations.read(*place)).group_id
 
 
 # --- groups -----------------------------------------------------------------------------------------------
@@ -200,21 +204,17 @@ async def group(site: Site, query: GroupParameters) -> GroupAnswer:
     if not group_id:
         raise InvalidInput("id is missing: give the group's id, 48 hexadecimal digits")
     found = await site.relations.group(group_id, complete=not await _unrecorded_backlog(site))
-    numbered = []
-    for each in (*found, *found.duplicates):
-        number = membership(each.headers)
-        assert number is not None, "a group's message has a number"
-        numbered.append((number.sequence, each.id, number.last, each))
-    numbered.sort(key=lambda each: each[:2])
+    numbered = [(_membership_of(each), each) for each in (*found, *found.duplicates)]
+    numbered.sort(key=lambda each: (each[0].sequence, each[1].id))
     stop = query.cursor + query.limit
     page = numbered[query.cursor : stop]
     duplicates = {each.id for each in found.duplicates}
-    rows = message_rows(site, [each for *_, each in page])
+    rows = message_rows(site, [message for _, message in page])
     return GroupAnswer(
         group=_position(site, found.position),
         results=tuple(
-            GroupMessage(sequence, is_last, place in duplicates, row)
-            for (sequence, place, is_last, _), row in zip(page, rows, strict=True)
+            GroupMessage(number.sequence, number.last, message.id in duplicates, row)
+            for (number, message), row in zip(page, rows, strict=True)
         ),
         expired=found.expired[:_EXPIRED_LISTED],
         next=stop if stop < len(numbered) else None,

@@ -10,7 +10,17 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, bases_of, canonical, masked_places, units_of
+from relatum.keys import (
+    InvalidValue,
+    KeyDefinition,
+    KeyType,
+    Place,
+    bases_of,
+    canonical,
+    is_compressed,
+    masked_places,
+    units_of,
+)
 from relatum.reading import Message
 
 log = logging.getLogger(__name__)
@@ -23,10 +33,9 @@ HIDDEN_VALUE: Final = "~"
 
 
 class Masking:
-    """Knows which keys and places are masked, and computes digests.
+    """Knows which keys are masked, by definition or because `keys` names them, and computes digests.
 
-    `keys` are names of keys to mask besides those masked by definition. `definitions` has the last known keys, by name.
-    The first `update` sets `is_known`; before it, no value can be shown.
+    `definitions` has the last known keys. The first `update` sets `is_known`; before it, no value can be shown.
     """
 
     def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
@@ -68,9 +77,11 @@ class Masking:
         """Whether to hide a message's body, which may contain a masked value."""
         if self._bodies or self._show_bodies:
             return self._bodies
-        base_of = bases_of(message)
+        base_of, properties = bases_of(message), message.properties
+        # A compressed body without a content type may be JSON.
+        is_packed = not properties.content_type and is_compressed(properties.content_encoding)
         try:
-            return any(place.within(base_of(place)) for place in self._places)
+            return any((is_packed and place.kind == "body") or place.within(base_of(place)) for place in self._places)
         except InvalidValue:
             return True  # an unreadable body may contain a masked value
 
@@ -91,10 +102,7 @@ class Masking:
         return self.digest(value) if self.is_masked(self.definitions[key]) else value
 
     def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
-        """Return the digest of a masked header's or property's value, which equals the digest of its key's value.
-
-        If the key cannot have the value, it is the digest of `text`.
-        """
+        """Return the digest of a header or property: that of its key's value, or of `text` if the key refuses it."""
         try:
             return self.digest(canonical(value, self._places[Place(kind, name)]))
         except InvalidValue:

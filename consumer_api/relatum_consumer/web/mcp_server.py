@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any, Final
 
-import anyio
 from mcp import types
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
@@ -19,12 +18,11 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import ASGIApp
 
 import relatum_consumer.web.application  # noqa: F401 - it imports all endpoints
-from relatum.common.checks import seconds_text
 from relatum.common.documents import document
+from relatum.common.waiting import within
 from relatum_consumer.web.endpoint import ENDPOINTS, LIMIT_FACTOR, Endpoint, diagnose
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, properties_of, required_of
-from relatum_consumer.web.problems import NARROW_HINT
+from relatum_consumer.web.parameters import Parameters, Schemas, object_schema, parsed, schema_of
 from relatum_consumer.web.rendering import visible
 from relatum_consumer.web.site import Links, Site
 
@@ -119,7 +117,7 @@ def _described(tool: Endpoint) -> types.Tool:
     return types.Tool(
         name=tool.tool,
         description=tool.summary,
-        input_schema=object_schema(properties_of(tool.parameters), "") | {"required": required_of(tool.parameters)},
+        input_schema=schema_of(tool.parameters),
         output_schema=object_schema(answer, "") | {"$defs": schemas.found},
         # Publishers wrote the content of answers, so the tools are open-world.
         annotations=types.ToolAnnotations(
@@ -162,13 +160,12 @@ async def _call(site: Site, tool: Endpoint, arguments: Mapping[str, Any]) -> tup
     if site.servers.unavailable:
         # Over stdio, no task watches the servers.
         await site.unavailable(now=True)
-    timeout_s, started_at = LIMIT_FACTOR * site.options.timeout_s, time.monotonic()
+    started_at = time.monotonic()
     try:
-        with anyio.fail_after(timeout_s):
+        # An answer that is too long is computed again, within the same limit.
+        with within(LIMIT_FACTOR * site.options.timeout_s):
             structured = await _answer(site, tool, parsed(tool.parameters, arguments))
-            return _text_of(structured), structured
-    except TimeoutError:
-        return f"took_too_long: no answer within {seconds_text(timeout_s)}. {NARROW_HINT}", None
+        return _text_of(structured), structured
     except Exception as error:  # noqa: BLE001
         problem = await diagnose(site, error, started_at)
         words = _visible(f"{problem.code}: {problem.words}")

@@ -21,7 +21,7 @@ from relatum.store.database import sql
 from relatum_consumer.lookups.by_key import rows_of, span_parameters, streams_with
 from relatum_consumer.lookups.catalog import streams_meant
 from relatum_consumer.web.collectors import outcomes_of
-from relatum_consumer.web.endpoint import endpoint, failure_text, gather, optional_part
+from relatum_consumer.web.endpoint import Form, endpoint, failure_text, gather, optional_part
 from relatum_consumer.web.messages import (
     BodyKind,
     KeyValue,
@@ -35,7 +35,7 @@ from relatum_consumer.web.messages import (
     text_of,
     values_of,
 )
-from relatum_consumer.web.parameters import Number, just_after
+from relatum_consumer.web.parameters import Number, just_after, parsed
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import StreamParameters, ends
@@ -240,7 +240,8 @@ _FILE_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; f
 """The security policy of the file: opened in a browser, it has its own origin, and loads and runs nothing."""
 
 
-async def body_file(site: Site, query: MessageParameters) -> Response:
+async def body_file(site: Site, form: Form) -> Response:
+    query = parsed(MessageParameters, form)
     await site.keys_last_known()
     found = await site.relations.read(query.stream, query.offset)
     if site.masking.hides_body(found):

@@ -67,11 +67,7 @@ def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
 
 
 def query_value(value: tuple[str, ...]) -> Any:
-    """Return the value in a query in the form that lookups accept: several parts as a tuple.
-
-    Raises:
-        InvalidInput: the query has no value.
-    """
+    """Return a query's value in the form that lookups accept, several parts as a tuple; `InvalidInput` without one."""
     if not value:
         raise InvalidInput("value is missing: give the key's value")
     return value[0] if len(value) == 1 else value
@@ -109,12 +105,12 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
         for of_stream in shown.values()
         for each, text in zip(of_stream, previews([each.body for each in of_stream]), strict=True)
     }
-
-    def row(each: Message) -> MessageRow:
-        keys, text = key_values(site, each), texts.get(each.id, "")
-        return MessageRow(*each.id, each.time, each.time_source.value, keys, len(each.body), text)
-
-    return tuple(map(row, messages))
+    return tuple(
+        MessageRow(
+            *each.id, each.time, each.time_source.value, key_values(site, each), len(each.body), texts.get(each.id, "")
+        )
+        for each in messages
+    )
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:

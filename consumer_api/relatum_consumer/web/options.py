@@ -86,11 +86,7 @@ class WebOptions:
 
 @contextmanager
 def of_extra(extra: str = "web") -> Iterator[None]:
-    """Turn an `ImportError` in the block into an error that says how to install the extra.
-
-    Raises:
-        ConfigurationError: the extra is not installed.
-    """
+    """Turn an `ImportError` in the block into a `ConfigurationError` that says how to install the extra."""
     try:
         yield
     except ImportError as error:

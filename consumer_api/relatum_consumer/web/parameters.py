@@ -12,51 +12,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import Enum
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from relatum.common.documents import field_names
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput, RelatumError
-from relatum.reading import Message
 
 _TEXT_MAX: Final = 4_096
 """Maximum characters of a value: a key's value has at most 1,024 bytes, and a stream's name 255."""
-
-_VALUES_MAX: Final = 200
-"""Maximum values of one parameter."""
 
 _NAME_CHARACTERS: Final = 80
 """Maximum characters of an unknown parameter's name in its error."""
 
 
 class Parameters(BaseModel):
-    """The parameters of an endpoint."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, str_max_length=_TEXT_MAX)
-
-    @field_validator("*")
-    @classmethod
-    def _has_no_nul(cls, value: Any) -> Any:
-        """Refuse NUL: PostgreSQL's texts cannot contain it."""
-        if any(isinstance(each, str) and "\0" in each for each in (value if isinstance(value, tuple) else [value])):
-            raise ValueError("it contains a NUL character")
-        return value
-
-
-class NoParameters(Parameters):
-    """No parameters."""
 
 
 def _moment(value: Any) -> datetime:
@@ -71,7 +44,7 @@ def _moment(value: Any) -> datetime:
 TextList = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value]),
-    Field(max_length=_VALUES_MAX),
+    Field(max_length=200),
 ]
 """A parameter that may be repeated."""
 
@@ -85,15 +58,15 @@ _Parameters = TypeVar("_Parameters", bound=Parameters)
 
 
 def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters:
-    """Return the parsed parameters. Empty values are left out, such as the empty fields of a form.
-
-    Raises:
-        InvalidInput: a parameter is invalid, missing, or unknown.
-    """
+    """Return the parsed parameters, without empty fields of a form; raise `InvalidInput` if one is not valid."""
     # A query has a list of texts for each parameter; a tool's arguments may be single values.
     lists = {name: value if isinstance(value, list) else [value] for name, value in arguments.items()}
     lists = {name: [each for each in values if each not in ("", None)] for name, values in lists.items()}
     filled = {name: values[0] if len(values) == 1 else values for name, values in lists.items() if values}
+    for name, values in lists.items():
+        if any(isinstance(each, str) and "\0" in each for each in values):
+            # PostgreSQL's texts cannot contain it.
+            raise InvalidInput(f"{name[:_NAME_CHARACTERS]}: it contains a NUL character")
     try:
         return kind.model_validate(filled)
     except ValidationError as error:
@@ -107,13 +80,12 @@ def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters
         raise InvalidInput(f"{name}: {first['msg']}") from None
 
 
-def properties_of(kind: type[Parameters]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = kind.model_json_schema().get("properties", {})
-    return {name: {key: value for key, value in schema.items() if key != "title"} for name, schema in found.items()}
-
-
-def required_of(kind: type[Parameters]) -> list[str]:
-    return [name for name, field in kind.model_fields.items() if field.is_required()]
+def schema_of(kind: type[Parameters]) -> dict[str, Any]:
+    """Return the parameters' JSON schema without titles, which repeat the names."""
+    schema = kind.model_json_schema()
+    for each in schema["properties"].values():
+        del each["title"]
+    return schema
 
 
 # --- cursors ----------------------------------------------------------------------------------------------
@@ -124,11 +96,7 @@ def cursor_of(*values: str | int | datetime | None) -> str:
 
 
 def read_cursor(text: str, kind: Any) -> Any:
-    """Return the values of a cursor as a tuple of the given type; None without a cursor.
-
-    Raises:
-        InvalidInput: the text is not a cursor of this endpoint.
-    """
+    """Return the values of a cursor as a tuple of the given type, None without a cursor; raise `InvalidInput`."""
     try:
         return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
     except ValueError:
@@ -145,15 +113,6 @@ def just_after(moment: datetime) -> datetime | None:
 
 # --- schemas of answers -----------------------------------------------------------------------------------
 
-_SIMPLE_SCHEMAS: Final[dict[Any, dict[str, Any]]] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    datetime: {"type": "string", "format": "date-time"},
-    RelatumError: {"type": "string"},
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
@@ -162,18 +121,15 @@ class Schemas:
     at: str = "#/components/schemas/"
     found: dict[str, Any] = field(default_factory=dict)
 
-    def of(self, kind: Any) -> dict[str, Any]:  # noqa: PLR0911
-        if kind in _SIMPLE_SCHEMAS:
-            return _SIMPLE_SCHEMAS[kind]
+    def of(self, kind: Any) -> dict[str, Any]:
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
-            return {"anyOf": [{"type": "null"} if each is NoneType else self.of(each) for each in arguments]}
-        if origin is Literal:
-            return {"type": "string", "enum": list(arguments)}
-        if origin is None and issubclass(kind, Enum):
-            return {"type": "string", "enum": [each.value for each in kind]}
-        if origin is None:
+            return {"anyOf": [self.of(each) for each in arguments]}
+        if field_names(kind):
             return self._reference(kind)
+        if origin in (None, Literal):
+            # An error for a `Message`: answers contain the rows of `message_rows`, which masks them.
+            return TypeAdapter(str if kind is RelatumError else kind).json_schema()
         if issubclass(origin, Mapping):
             return {"type": "object", "additionalProperties": self.of(arguments[1])}
         if len(arguments) == 1 or arguments[1:] == (...,):
@@ -181,8 +137,6 @@ class Schemas:
         return {"type": "array", "prefixItems": [self.of(each) for each in arguments], "items": False}
 
     def _reference(self, kind: Any) -> dict[str, Any]:
-        if kind is Message:
-            raise TypeError("an answer must not contain a Message: use message_rows, which masks it")
         name = kind.__name__
         if name not in self.found:
             self.found[name] = {}  # a class may contain itself

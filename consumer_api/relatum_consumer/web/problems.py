@@ -66,8 +66,6 @@ def problem_of(error: Exception) -> Problem:
         log.exception("a page failed", exc_info=error)
     if not isinstance(error, errors.RelatumError):
         return Problem(status, "unexpected", "the page failed unexpectedly", hint)
-    if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
-        hint = GROUP_KEY_HINT
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     return Problem(status, code, str(error), hint, headers)

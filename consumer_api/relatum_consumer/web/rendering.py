@@ -62,18 +62,18 @@ class Rendering:
             "visible_only": visible,
         }
 
-    def page(
-        self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> Response:
+    def page(self, template: str, values: Mapping[str, Any], failure: Problem | None) -> Response:
+        """Return the response with a page; its status is that of the failure, if there is one."""
         text = self._environment.get_template(template).render(values)
-        return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
+        status, headers = (failure.status, dict(failure.headers)) if failure else (200, {})
+        return Response(text, status, headers, "text/html; charset=utf-8")
 
     def problem(self, problem: Problem, scope: Scope) -> Response:
         """Return the response for a problem: a page, or JSON for programs."""
         if scope["path"].startswith(PROGRAM_PATHS):
             content = {"code": problem.code, "message": problem.message, "hint": problem.hint}
             return self.json({"error": content}, problem.status, problem.headers)
-        return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
+        return self.page("problem.html", {"problem": problem}, problem)
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
         text = json.dumps(value, ensure_ascii=False)

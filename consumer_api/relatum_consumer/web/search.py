@@ -129,10 +129,7 @@ async def _searched_value(site: Site, query: SearchParameters) -> tuple[Any, Mes
 async def _page(
     site: Site, query: SearchParameters, value: Any, origin: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
-    """Return the answer that begins at the page's first moment, the page, and the cursor of the next page.
-
-    A cursor is a moment, and the number of messages of that moment on earlier pages.
-    """
+    """Return the answer, the page, and the next cursor: a moment, and how many of its messages earlier pages have."""
     moment, shown = read_cursor(query.cursor, tuple[Moment, Number]) or (None, 0)
     since, until = query.since, query.until
     if moment is not None and query.order == "oldest":
@@ -160,17 +157,15 @@ async def _page(
 def _words(answer: Answer, page: Sequence[Message], origin: Message | None) -> str:
     if answer and not page:
         return "found: no other message has it" if origin is not None else "found: all were shown"
-    if answer and answer.status == "unproven":
-        return "unproven: there may be more messages; this cannot be proven now"
     return answer.words
 
 
 def _advice(answer: Answer, query: SearchParameters) -> str:
+    # The words have the explanation of missing and new keys.
     if answer.explanation and not (answer.missing_keys or answer.new_keys):
         return answer.explanation
-    if answer.status in ("not_recorded_yet", "unproven") and not query.complete:
-        return "The part that is not recorded yet may have it, and can be read from the streams."
-    return "" if answer.missing_keys else answer.explanation
+    is_open = answer.status in ("not_recorded_yet", "unproven") and not query.complete
+    return "The part that is not recorded yet may have it, and can be read from the streams." if is_open else ""
 
 
 # --- around a moment --------------------------------------------------------------------------------------
@@ -251,9 +246,9 @@ class ValuesAnswer:
 
 @endpoint("/values", "The first recorded values of a key that begin with a prefix.", is_page=False, tool="values")
 async def values(site: Site, query: ValuesParameters) -> ValuesAnswer:
-    definition = site.masking.definitions.get(query.key)
-    if definition is not None and site.masking.is_masked(definition):
-        return ValuesAnswer((), "values of a masked key are not listed")
-    if definition is not None and definition.is_composite:
-        return ValuesAnswer((), "values of several parts are not listed")
+    if definition := site.masking.definitions.get(query.key):
+        if site.masking.is_masked(definition):
+            return ValuesAnswer((), "values of a masked key are not listed")
+        if definition.is_composite:
+            return ValuesAnswer((), "values of several parts are not listed")
     return ValuesAnswer(await site.relations.values(query.key, query.prefix, limit=query.limit), "")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, Message
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, SharedReader
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum_consumer import AsyncRelations
@@ -42,7 +42,9 @@ class Links:
 
     def to(self, path: str, /, **query: object) -> str:
         """Return a path with a query. None and empty values are left out; a list repeats the parameter."""
-        given = [(name, value) for name, values in query.items() for value in _query_texts(values)]
+        lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in query.items()}
+        # An undefined value of a template is an empty text.
+        given = [(name, each) for name, values in lists.items() for each in values if each is not None and str(each)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
     def static(self, name: str) -> str:
@@ -55,16 +57,8 @@ class Links:
     def stream(self, stream: str) -> str:
         return self.to("/stream", stream=stream)
 
-    def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
-        """Return the path of a message, or of its `body`. It is valid while the message exists."""
-        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
-
-
-def _query_texts(value: object) -> Iterable[str]:
-    if isinstance(value, tuple | list):
-        return [text for each in value for text in _query_texts(each)]
-    # An undefined value of a template is an empty text.
-    return () if value is None or str(value) == "" else (str(value),)
+    def message(self, stream: str, offset: int, **query: object) -> str:
+        return self.to("/message", stream=stream, offset=offset, **query)
 
 
 # --- the servers' state -----------------------------------------------------------------------------------
@@ -81,11 +75,7 @@ _ANY_STREAM: Final = "relatum"
 
 @dataclass(slots=True)
 class Server:
-    """RabbitMQ or PostgreSQL.
-
-    `address` has host, port, and virtual host or database; `cluster_name` is empty while unknown. `error` says why the
-    server is unavailable, and `since` when that began; "" and None if it answers.
-    """
+    """A server: `error` says why it is unavailable, `since` when that began; "" and None while it answers."""
 
     name: str
     address: str
@@ -112,17 +102,15 @@ class Server:
 
 
 class Servers:
-    """Checks both servers, and keeps the time since which a server is unavailable.
-
-    The checks have their own connections, so that a busy page does not look like an unavailable server.
-    """
+    """Checks both servers by connections of its own, so that a busy page does not look like an unavailable server."""
 
     def __init__(self, broker: str | Broker, database: str) -> None:
-        self._broker = broker
+        self._reader = SharedReader(broker, timeout_s=ANSWER_S, broker_connections_max=2)
         self._database = Database(database, connections_max=1)
-        self._threads = Threads(1, "relatum-servers")
-        self._reader: AsyncStreamReader | None = None
-        self.broker = Server("RabbitMQ", _address_text(BrokerAddress.of(broker)))
+        self._threads = Threads(2, "relatum-servers")
+        address = BrokerAddress.of(broker)
+        vhost = "" if address.vhost == "/" else f", virtual host {address.vhost}"
+        self.broker = Server("RabbitMQ", ",".join(each.where for each in address.each) + vhost)
         self.database = Server("PostgreSQL", self._database.address.name)
 
     @property
@@ -133,30 +121,21 @@ class Servers:
     async def check(self) -> None:
         """Check both servers, for at most `ANSWER_S`."""
         reach_database = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        await asyncio.gather(self.broker.check(self._reach_broker()), self.database.check(reach_database))
+        reach_broker = in_thread(self._threads, self._reach_broker)
+        await asyncio.gather(self.broker.check(reach_broker), self.database.check(reach_database))
 
     async def close(self) -> None:
-        if self._reader is not None:
-            await self._reader.close()
+        await in_thread(self._threads, self._reader.close)
         self._threads.shutdown()
         self._database.close()
 
-    async def _reach_broker(self) -> None:
-        if self._reader is None:
-            self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
-            self.broker.cluster_name = self._reader.cluster_name or ""
-        await self._reader.missing([_ANY_STREAM])
-
-
-def _address_text(address: BrokerAddress) -> str:
-    hosts = ",".join(each.where for each in address.each)
-    return f"{hosts}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"
+    def _reach_broker(self) -> None:
+        reader = self._reader.get()
+        self.broker.cluster_name = reader.cluster_name or ""
+        reader.missing([_ANY_STREAM])
 
 
 # --- the site ---------------------------------------------------------------------------------------------
-
-_READ_ONLY: Final = "-c default_transaction_read_only=on"
-"""An option of all sessions: the page cannot write, regardless of the role's rights."""
 
 _STATEMENT_GRACE_S: Final = 5.0
 """Seconds after `timeout_s` at which PostgreSQL ends a statement by itself, in case the page was killed or hangs."""
@@ -219,10 +198,6 @@ class Site:
                 self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
             return self._reader
 
-    async def scan(self, stream: str, start: int, stop: int) -> list[Message]:
-        """Return the messages of a stream from offset `start` to before `stop`."""
-        return await (await self.reader()).scan(stream, start, stop, lambda message: message)
-
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and apply their masking from now on."""
         definitions = await self.relations.keys()
@@ -282,11 +257,8 @@ class Site:
     ) -> _Value:
         """Return the result of `from_both`, cached; while the broker is unavailable, that of `from_database`."""
         if not self.servers.broker.error:
-            try:
-                with within(self.options.timeout_s):
-                    return await self.cached(key, cache_s, partial(self.in_thread, from_both))
-            except (BrokerUnavailable, ReadTimeout):
-                pass
+            with within(self.options.timeout_s), suppress(BrokerUnavailable, ReadTimeout):
+                return await self.cached(key, cache_s, partial(self.in_thread, from_both))
         return await self.in_thread(from_database)
 
     async def cached(self, key: Any, cache_s: float, load: Callable[[], Awaitable[_Value]]) -> _Value:
@@ -307,10 +279,10 @@ class Site:
 
 
 def read_only(database: str, statement_s: float) -> str:
-    """Return the URL with options for read-only sessions and a time limit for each statement, in seconds."""
+    """Return the URL for sessions that cannot write, regardless of the role's rights; statements have a time limit."""
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]
-    ours = f"{_READ_ONLY} -c statement_timeout={math.ceil(1e3 * statement_s)}"
+    ours = f"-c default_transaction_read_only=on -c statement_timeout={math.ceil(1e3 * statement_s)}"
     options = " ".join([*(value for name, value in given if name == "options"), ours])
     return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"

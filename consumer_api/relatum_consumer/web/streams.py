@@ -1,5 +1,6 @@
 """Streams: their coverage by key, their latest messages, the sizes of keys, and the recorders."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +16,7 @@ from relatum.recording.overview import RecorderMember, key_sizes, recorded_statu
 from relatum.store.coverage import CoverageRow
 from relatum_consumer.web.endpoint import Fact, endpoint, gather, optional_part
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import NoParameters, Number, Parameters, TextList
+from relatum_consumer.web.parameters import Number, Parameters, TextList
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import bar_of
 from relatum_consumer.web.site import CACHE_S, Site
@@ -80,7 +81,7 @@ class KeysAnswer:
 
 
 @endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", is_page=False, tool="keys")
-async def keys(site: Site, _: NoParameters) -> KeysAnswer:
+async def keys(site: Site, _: Parameters) -> KeysAnswer:
     sizes = await site.cached("sizes", _SIZES_CACHE_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
@@ -136,7 +137,7 @@ async def streams(site: Site, query: StreamsParameters) -> StreamsAnswer:
         streams=tuple(found[name] for name in page if name in found),
         total=len(named),
         recorded=len(recorded),
-        keys=(await keys(site, NoParameters())).keys,
+        keys=(await keys(site, Parameters())).keys,
         recorders=tuple(recorders),
         next=stop if stop < len(named) else None,
     )
@@ -180,9 +181,15 @@ async def stream(site: Site, query: StreamParameters) -> StreamAnswer:
         raise StreamNotFound(message, stream=query.stream)
     latest: list[Message] = []
     if len(found) == 1 and (last := found[0].last) is not None:
-        start = max(found[0].first or 0, last + 1 - _LATEST_OFFSETS)
-        latest = await optional_part(site.scan(found[0].stream, start, last + 1)) or []
-    return StreamAnswer(query.stream, found, message_rows(site, latest[: -_LATEST_SHOWN - 1 : -1]))
+        latest = await optional_part(_latest(site, found[0].stream, last + 1, _LATEST_SHOWN)) or []
+    return StreamAnswer(query.stream, found, message_rows(site, latest[::-1]))
+
+
+async def _latest(site: Site, stream: str, stop: int, count: int) -> list[Message]:
+    """Return the last messages before an offset, at most `count`; only these are kept in memory."""
+    kept: deque[Message] = deque(maxlen=count)
+    await (await site.reader()).scan(stream, max(0, stop - _LATEST_OFFSETS), stop, kept.append)
+    return [*kept]
 
 
 # --- live -------------------------------------------------------------------------------------------------
@@ -209,7 +216,7 @@ class LiveAnswer:
 @endpoint("/live", "The recorded messages that arrived last.")
 async def live(site: Site, query: LiveParameters) -> LiveAnswer:
     """Return the latest messages; viewers of the same page share one read."""
-    return await site.cached(("live", query), CACHE_S, partial(_live, site, query, _LATEST_OFFSETS))
+    return await site.cached(("live", query), CACHE_S, partial(_live, site, query, query.limit))
 
 
 async def newest(site: Site) -> LiveAnswer:
@@ -221,10 +228,10 @@ async def newest(site: Site) -> LiveAnswer:
 async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswer:
     await site.keys()
     tails = await site.in_thread(recorded_tails, site.database, site.address.vhost, query.stream)
-    live = list(tails)[:LIVE_STREAMS_MAX]
-    calls = (partial(_latest_recorded, site, name, tails[name], is_named=bool(query.stream)) for name in live)
+    live, is_named = list(tails)[:LIVE_STREAMS_MAX], bool(query.stream)
+    calls = (partial(_latest_recorded, site, name, tails[name], per_stream, is_named=is_named) for name in live)
     read = dict(zip(live, await gather(calls, LIVE_STREAMS_MAX), strict=True))
-    found = [each for messages in read.values() for each in (messages or ())[-per_stream:]]
+    found = [each for messages in read.values() for each in messages or ()]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: query.limit]),
@@ -233,15 +240,14 @@ async def _live(site: Site, query: LiveParameters, per_stream: int) -> LiveAnswe
     )
 
 
-async def _latest_recorded(site: Site, stream: str, tail: CoverageRow, *, is_named: bool) -> list[Message] | None:
-    """Return a stream's last recorded messages; none if the stream was replaced since it was recorded.
-
-    Unless it was named, the result is None if it alone cannot be read.
-    """
+async def _latest_recorded(
+    site: Site, stream: str, tail: CoverageRow, count: int, *, is_named: bool
+) -> list[Message] | None:
+    """Return a stream's last recorded messages; none if it was replaced since, None if it alone cannot be read."""
     if tail.position is None:
         return []
     try:
-        messages = await site.scan(stream, max(0, tail.to_offset - _LATEST_OFFSETS), tail.to_offset)
+        messages = await _latest(site, stream, tail.to_offset, count)
     except NotFound:
         return []
     except (AccessRefused, StreamUnavailable):
@@ -264,7 +270,7 @@ class HealthAnswer:
 
 
 @endpoint("/health", "Whether the database and the broker answer.", is_page=False, needs_keys=False)
-async def health(site: Site, _: NoParameters) -> HealthAnswer:
+async def health(site: Site, _: Parameters) -> HealthAnswer:
     if unavailable := await site.unavailable(now=True):
         message = "; ".join(f"{each.name} does not answer: {each.error}" for each in unavailable)
         raise Problem(503, "not_well", message, "Try again in a moment.", {"Retry-After": "1"})

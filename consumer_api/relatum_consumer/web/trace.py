@@ -63,6 +63,7 @@ class TraceAnswer(Covered):
 )
 async def trace(site: Site, query: TraceParameters) -> TraceAnswer:
     found = await _traced(site, query)
+    searched = query_text(site, query.key, query.value)
 
     def masked(each: _Valued) -> _Valued:
         if each.key is None:
@@ -74,7 +75,7 @@ async def trace(site: Site, query: TraceParameters) -> TraceAnswer:
         status=found.status,
         words=_words(found),
         advice=_advice(found, query),
-        start=_start(site, query),
+        start=f"{query.stream} · {query.offset:,}" if query.stream else f"{query.key} {searched}",
         messages=message_rows(site, found.messages),
         hops=tuple(found.hops[each.id] for each in found),
         edges=tuple(map(masked, found.edges)),
@@ -103,12 +104,6 @@ async def _traced(site: Site, query: TraceParameters) -> Trace:
 
 
 # --- in words ---------------------------------------------------------------------------------------------
-
-
-def _start(site: Site, query: TraceParameters) -> str:
-    if query.stream:
-        return f"{query.stream} · {query.offset:,}"
-    return f"{query.key} {query_text(site, query.key, query.value)}"
 
 
 _BY_NEW_KEYS: Final = {

@@ -29,7 +29,7 @@ from relatum.keys._definition import (
     masked_places,
     units_of,
 )
-from relatum.keys._places import PROPERTIES, Component, Place
+from relatum.keys._places import PROPERTIES, Component, Place, is_compressed
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "canonical",
     "checked_text",
     "described",
+    "is_compressed",
     "is_integer_text",
     "join_components",
     "masked_places",

@@ -273,6 +273,11 @@ def walk(value: Any, path: Path) -> list[Any]:
     return [] if value is None else [value]
 
 
+def is_compressed(content_encoding: Any) -> bool:
+    """Whether bodies with this content encoding are compressed, so that no key is read from them."""
+    return str(content_encoding or "").lower() not in _PLAIN_TEXT
+
+
 class Content:
     """A message's body, parsed at most once, when it is first needed. The argument `body` returns the bytes."""
 
@@ -280,7 +285,7 @@ class Content:
 
     def __init__(self, content_type: Any, content_encoding: Any, body: Callable[[], bytes]) -> None:
         self._type = content_type.partition(";")[0].strip().lower() if isinstance(content_type, str) else ""
-        self._is_packed = str(content_encoding or "").lower() not in _PLAIN_TEXT
+        self._is_packed = is_compressed(content_encoding)
         self._read_body = body
         self._body: bytes | None = None
         self._parsed: Any = _UNPARSED
