@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pika import BasicProperties
 
 from relatum.common.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.common.limits import INTEGER_MAX
@@ -29,7 +30,7 @@ from relatum.contexts._partition_log import (
     encode,
     entry_of,
 )
-from relatum.reading import Message, RecordBatch
+from relatum.reading import Message, RecordBatch, UnreadableRecord
 
 MOVE = 7
 
@@ -269,7 +270,7 @@ def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: b
     """A look at a record's headers classifies it in the same way as decoding it."""
     raw = record({"other": "x", CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body)
     message = Message.from_record("p", 0, raw)
-    assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
+    assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message, CONTEXT_HEADER)
     assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
 
 
@@ -382,7 +383,13 @@ kind = st.sampled_from(["fence", "marker", "adoption", "other", None, 5])
 def test_what_is_encoded_is_decoded(entry: Control) -> None:
     """Every controls message is read as it was written."""
     headers, body = encode(entry)
-    assert entry_of(headers, body, "context") == entry
+    message = Message.from_amqp("p", 0, BasicProperties(headers=headers), body)
+    assert entry_of(message, "context") == entry
+
+
+def test_a_record_that_cannot_be_unpacked_is_no_entry() -> None:
+    """Its body raises an error, which nobody asks for."""
+    assert entry_of(Message.from_record("p", 0, UnreadableRecord("no codec")), "x-context") == Data(None, None)
 
 
 @given(kind, fields)

@@ -92,7 +92,7 @@ class ControlStreams(Closing):
             return CONTROL_BYTES in record or placed in record
 
         with contextlib.closing(scan(self.reader(), sent.stream, from_offset, is_candidate, is_whole=True)) as found:
-            entries = ((message.offset, entry_of(message.headers, message.body, self._header)) for message in found)
+            entries = ((message.offset, entry_of(message, self._header)) for message in found)
             return find_stray(entries, sent, anywhere=anywhere)
 
     def close(self) -> None:
@@ -101,5 +101,5 @@ class ControlStreams(Closing):
 
 
 def _is_same(message: Message, control: Fence | Marker) -> bool:
-    entry = entry_of(message.headers, message.body, "")
+    entry = entry_of(message, "")
     return type(entry) is type(control) and (entry.move_id, entry.epoch) == (control.move_id, control.epoch)

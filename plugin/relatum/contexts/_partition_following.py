@@ -62,7 +62,7 @@ class Piece:
         for message in batch.each_message():
             if message.raw is not None and CONTROL_BYTES not in message.raw:
                 continue
-            entry = entry_of(message.headers, message.body, "")
+            entry = entry_of(message, "")
             named = entry.source if isinstance(entry, Marker) else None
             if isinstance(entry, Adoption):
                 named = entry.stream

@@ -128,10 +128,11 @@ def decode(kind: object, body: bytes) -> Control | None:
     return control if all(_is_storable(name, getattr(control, name)) for name in control.__slots__) else None
 
 
-def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
+def entry_of(message: Message, context_header: str) -> Entry:
     """Return the entry of a message; `context_header` names contexts in this super stream."""
+    headers = message.headers
     kind = headers.get(CONTROL_HEADER)
-    if kind is not None and (control := decode(kind, body)) is not None:
+    if kind is not None and (control := decode(kind, message.body)) is not None:
         return control
     context = headers.get(context_header)
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
@@ -149,7 +150,7 @@ class EntryReader:
     def __call__(self, message: Message) -> Entry:
         raw = message.raw
         if raw is None or not self._is_plain or CONTROL_BYTES in raw:
-            return entry_of(message.headers, message.body, self._header)
+            return entry_of(message, self._header)
         found: list[object] = [None, None]
         try:
             for code, start, _ in amqp10.find_sections(raw):

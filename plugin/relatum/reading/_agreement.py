@@ -26,6 +26,7 @@ from relatum.errors import (
 from relatum.reading._bounds import StreamBounds, concerns_broker
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message, type_and_id_of
+from relatum.reading._message_parts import body_of_record
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
 
@@ -114,7 +115,9 @@ def position_of(message: Message) -> Position:
 
 
 def _fingerprint_of(message: Message) -> int:
-    return fingerprint(type_and_id_of(message)[1], message.body)  # This decodes only id and body.
+    # This decodes only id and body. A record that cannot be unpacked identifies its stream as an empty body.
+    body = message.body if message.raw is None else body_of_record(message.raw)
+    return fingerprint(type_and_id_of(message)[1], body)
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------
