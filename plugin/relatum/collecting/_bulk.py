@@ -199,7 +199,7 @@ def type_of_property(message: Message) -> str | None:
     return message.properties.type
 
 
-def describe(message: Message, type_of: TypeOf, *, may_be_decoded: bool = True) -> Collected:
+def describe(message: Message, type_of: TypeOf) -> Collected:
     """Return a message with its type, id and size. While it waits, its decoded values would double its memory."""
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
@@ -213,7 +213,7 @@ def describe(message: Message, type_of: TypeOf, *, may_be_decoded: bool = True) 
     kind, message_id = sys.intern(kind or ""), id_of(place, given)
     # A record that cannot be unpacked has no bytes, and `body` raises its error.
     size = len(raw or message.body)
-    if raw is not None and (may_be_decoded or type_of is not type_of_property):
+    if raw is not None:
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
     return Collected(place, message_id, kind, size, message)
 
@@ -235,7 +235,7 @@ def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Coll
     described, unreadable = list[Collected](), None
     for message in messages:
         try:
-            described.append(describe(message, type_of, may_be_decoded=False))
+            described.append(describe(message, type_of))
         except BaseException as error:  # noqa: BLE001 - the caller's function must not stop a stream
             # The messages of a batch that cannot be unpacked share one record. The log names the first of them.
             if message.raw is None or message.raw is not unreadable:

@@ -54,14 +54,12 @@ class StreamMoved(NamedTuple):
     """The server ended all subscriptions to a stream, which was moved or deleted."""
 
     stream: str
-    code: int
 
 
 class CreditRefused(NamedTuple):
     """The server refused credit: it has no subscription of this id, or has ended it."""
 
     subscription: int
-    code: int
 
 
 class Damaged(NamedTuple):
@@ -200,16 +198,12 @@ class StreamSession:
             return frames.decode_outcome(frame)
         self._command(key, frame)
         if key == Command.METADATA_UPDATE:
-            cursor = frames.Cursor(frame, 4)
-            code = cursor.uint16()
-            return StreamMoved(cursor.string(), code)
+            return StreamMoved(frames.Cursor(frame, 6).string())
         return None
 
     def _answer(self, key: int, frame: bytes) -> Event | None:
         if key == Command.CREDIT:
-            cursor = frames.Cursor(frame, 4)
-            code = cursor.uint16()
-            return CreditRefused(cursor.take(1)[0], code)
+            return CreditRefused(frames.Cursor(frame, 6).take(1)[0])
         if key == Command.METADATA:
             cursor = frames.Cursor(frame, 4)
             return Answer(cursor.uint32(), Code.OK, cursor.rest())

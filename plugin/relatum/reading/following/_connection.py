@@ -173,29 +173,21 @@ class Subscriptions:
     def receive(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is Chunk:
-                subscription = self._by_id.get(event.subscription)
-                if subscription is not None:
-                    subscription.on_chunk(event)
-                    subscription.followed.on_chunk(event)
+                receiver = self._by_id.get(event.subscription)
+                if receiver is not None:
+                    receiver.on_chunk(event)
+                    receiver.followed.on_chunk(event)
             elif type(event) is Answer:
                 self._answered(event)
             elif type(event) is StreamMoved:
                 error = StreamUnavailable(f"The stream {event.stream!r} moved or was deleted.", stream=event.stream)
                 for each in [each for each in self._by_id.values() if each.followed.stream == event.stream]:
                     self._end(each, error)
-            elif isinstance(event, CreditRefused | Damaged):
-                self._fail(event)
-
-    def _fail(self, event: CreditRefused | Damaged) -> None:
-        subscription = self._by_id.get(event.subscription)
-        if subscription is None:
-            return
-        if isinstance(event, Damaged):
-            self._end(subscription, event.error)
-        else:
-            stream = subscription.followed.stream
-            dropped = StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
-            self._end(subscription, dropped)
+            elif isinstance(event, CreditRefused | Damaged) and event.subscription in self._by_id:
+                subscription = self._by_id[event.subscription]
+                stream = subscription.followed.stream
+                dropped = StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+                self._end(subscription, event.error if isinstance(event, Damaged) else dropped)
 
     def _answered(self, answer: Answer) -> None:
         for number in self._barriers.pop(answer.correlation, ()):
