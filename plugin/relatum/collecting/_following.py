@@ -27,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, Position, SharedReader, StreamReader, bounds_of_known, position_of
+from relatum.reading import BrokerAddress, Message, Position, SharedReader, StreamReader, leaders_bounds, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class CollectedStream:
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
         name, store, reader = self.name, self._shared.store, self._follower.reader()
-        bounds, unchanged = bounds_of_known(reader, name), list[Message]()
+        bounds, unchanged = leaders_bounds(reader, name), list[Message]()
         offsets = range(bounds.first or 0, bounds.end)
 
         def is_changed(offset: int) -> bool:
