@@ -281,11 +281,8 @@ class BulkConsumer:
                 # Results lock rows, so they are stored at the end: the executor's transaction may be idle for any time.
                 with store.transaction(finish, self._shared.abandoned) as connection:
                     results, raised = self._call_executor(replace(bulk, connection=connection), span)
-                    _check_open(connection, raised)
-                    if raised is not None:
-                        raise _RolledBack
+                    _check_joined(connection, raised)
                     results = self._publish_dead(bulk, results, is_joined=True)
-                return results, stored
             except _RolledBack:
                 if raised is not None:
                     return results, None
@@ -297,6 +294,8 @@ class BulkConsumer:
                 raise
             except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
                 return self._results(bulk, None, error), None
+            else:
+                return results, stored
         return [], None
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -341,8 +340,8 @@ class BulkConsumer:
         return self._shared.persist(call, f"{what} of type {self._type!r}")
 
 
-def _check_open(connection: sa.Connection, raised: BaseException | None) -> None:
-    """Check that the executor has left its transaction open. `raised`: The exception that it raised, if any."""
+def _check_joined(connection: sa.Connection, raised: BaseException | None) -> None:
+    """Raise an error unless the executor left its transaction open and raised nothing. `raised`: What it raised."""
     # A lost connection is no longer `invalidated` once the executor's `with` block has closed it.
     if connection.invalidated or (connection.closed and getattr(raised, "connection_invalidated", False)):
         raise DatabaseUnavailable("the executor's transaction was lost") from raised
@@ -351,3 +350,5 @@ def _check_open(connection: sa.Connection, raised: BaseException | None) -> None
             "the executor ended the transaction of bulk.connection, so writes and results are not atomic: leave commit "
             "and close to the collector"
         ) from raised
+    if raised is not None:
+        raise _RolledBack

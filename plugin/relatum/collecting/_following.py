@@ -27,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, Position, SharedReader, StreamReader, leaders_bounds, position_of
+from relatum.reading import BrokerAddress, Message, Position, StreamReader, leaders_bounds, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class NamedStreams:
         self.start: StartAt = start
         self.address = address
         self._plain_streams: set[str] = set()
-        self._reader: SharedReader | None = None
+        self._reader: StreamReader | None = None
         if start not in ("first", "next"):
             checked_count("start", start, least=0, most=INTEGER_MAX, otherwise=", 'first' or 'next'")
         if address is None and (names or dead_letter_stream):
@@ -74,12 +74,12 @@ class NamedStreams:
 
     def open(self) -> None:
         """Create a new reader, which connects when it is first used."""
-        self._reader = None if self.address is None else SharedReader(self.address)
+        self._reader = None if self.address is None else StreamReader.lazy(self.address)
 
     def reader(self) -> StreamReader:
         """Return the reader for bodies and for queries about streams; `close` closes it."""
         assert self._reader is not None, "nothing is read without a broker"
-        return self._reader.get()
+        return self._reader
 
     def close(self) -> None:
         for each in (self._reader, self.dead_letters):

@@ -20,7 +20,7 @@ from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.own_messages import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, leaders_bounds
+from relatum.reading import BrokerAddress, Message, StreamReader, leaders_bounds
 
 
 def scan(
@@ -60,7 +60,7 @@ class ControlStreams(Closing):
         self.address = address
         self._header = header
         self._publisher = DirectPublisher(address, "a control message")
-        self._reader = SharedReader(address)
+        self._reader = StreamReader.lazy(address)
 
     def publish(self, stream: str, control: Control) -> None:
         headers, body = encode(control)
@@ -68,7 +68,7 @@ class ControlStreams(Closing):
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        return self._reader.get()
+        return self._reader
 
     def end_of(self, stream: str) -> int:
         """Return the offset after a stream's last message, 0 if it is empty. No later message has a lower offset."""

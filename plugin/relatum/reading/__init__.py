@@ -15,7 +15,7 @@ from relatum.reading._agreement import (
     position_of,
 )
 from relatum.reading._amqp import blocking_connection, close_in_time, in_time
-from relatum.reading._async_reader import AsyncStreamReader, SharedReader
+from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._bounds import StreamBounds, concerns_broker, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import STREAM_PORT_ERRORS, SocketConnection, stream_connection
@@ -60,7 +60,6 @@ __all__ = [
     "ReaderStatistics",
     "RecordBatch",
     "Result",
-    "SharedReader",
     "SocketConnection",
     "StreamBounds",
     "StreamPlaces",

@@ -27,10 +27,8 @@ from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import (
     Agreement,
     AnyBroker,
-    BrokerAddress,
     NodeAddress,
     Position,
-    SharedReader,
     SocketConnection,
     StreamBounds,
     StreamPlaces,
@@ -124,7 +122,7 @@ class StreamFollower:
         self._outages = outages or Outages(_DISABLED_LOGGER)
         self._name = name
         self._who = who
-        self._reader = SharedReader(BrokerAddress.of(broker), **options)
+        self._reader = StreamReader.lazy(broker, **options)
         # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
         # one thread free, so that connecting does not queue behind them.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
@@ -172,8 +170,8 @@ class StreamFollower:
     # --- state and queries --------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """Return the follower's reader, for queries. The follower closes it. Not for the loop: opening it blocks."""
-        return self._reader.get()
+        """Return the follower's reader, for queries, which block. The follower closes it."""
+        return self._reader
 
     @property
     def is_attached(self) -> bool:
