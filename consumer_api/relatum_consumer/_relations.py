@@ -14,7 +14,7 @@ from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting import LOOK_S, SharedWait, pause, within
 from relatum.errors import AccessRefused, NotFound
 from relatum.keys import KeyDefinition
-from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader, check_limit
+from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase, Database
 from relatum_consumer import _missing
 from relatum_consumer._tracing import TraceMethods
@@ -81,7 +81,6 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
-        check_limit(broker_connections_max)
         self._reader = StreamReader.lazy(
             self._address, timeout_s=timeout_s, refusing=CLOSED, broker_connections_max=broker_connections_max
         )
@@ -90,7 +89,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         self._shared_groups = WeakSet()
         # No reference to `self`: in a cycle, an object dropped without close() would wait for the garbage collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
-        self._lookups = Lookups(timeout_s, broker_connections_max, self._waits)
+        self._lookups = Lookups(timeout_s, self._waits)
         after_fork(self, Relations._renew)
         metrics.report(self._lookups, owner=self)
 

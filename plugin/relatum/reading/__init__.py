@@ -33,7 +33,7 @@ from relatum.reading._message_parts import (
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._plan import Result
-from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
 from relatum.wire.chunk import UnreadableRecord
@@ -73,7 +73,6 @@ __all__ = [
     "blocking_connection",
     "bounds_of_known",
     "bounds_or_error",
-    "check_limit",
     "claimed_identity",
     "close_in_time",
     "concerns_broker",

@@ -330,9 +330,9 @@ class Attach:
         session.send(frames.subscribe(self.subscribed, self.subscription, stream, start, chunks))
 
     @classmethod
-    def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
-        """Return an attach that requests at most `chunks` chunks from a start on, and then unsubscribes."""
-        attach = cls(connection, stream, start, chunks)
+    def once(cls, connection: SocketConnection, stream: str, start: StartSpec) -> "Attach":
+        """Return an attach that requests the chunk at a start, and then unsubscribes."""
+        attach = cls(connection, stream, start)
         connection.session.unsubscribe(attach.subscription, attach.barrier)
         attach.is_done = True
         return attach

@@ -85,10 +85,6 @@ class Nodes:
         self._reached: set[NodeAddress] = set()
         self._unreachable_until: dict[NodeAddress, float] = {}
 
-    def open(self) -> None:
-        """Connect once, to raise configuration errors now."""
-        self.query(lambda _: None)
-
     @property
     def limit_s(self) -> float:
         """Maximum seconds for an answer: the reader's timeout, or the call's remaining time if that is less."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from relatum.common.checks import checked_count, seconds_text
+from relatum.common.checks import seconds_text
 from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting import LOOK_S
 from relatum.errors import ConnectionsInUse, UsedAfterClose
@@ -45,11 +45,6 @@ REFUSING: Final = "the reader was closed: open another one"
 
 RESERVED_DIVISOR: Final = 4
 """The limit divided by this is the number of turns that iterations never get; at least one."""
-
-
-def check_limit(broker_connections_max: int) -> None:
-    """Raise `InvalidInput` for a limit that is not an integer of at least 2."""
-    checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 
 class Use(Enum):
@@ -87,11 +82,6 @@ class ReaderStatistics:
         int, Gauge("relatum_reader_followed_streams", "Streams followed, each over its own connection")
     ]
     opened: Annotated[int, Counter("relatum_reader_connections_opened_total", "Connections opened to the broker")]
-
-    @classmethod
-    def of_none(cls, limit: int) -> "ReaderStatistics":
-        """Return the statistics of a reader that has not been opened."""
-        return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
 
 
 class Turns:

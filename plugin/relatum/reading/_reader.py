@@ -40,7 +40,7 @@ from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, REFUSING, ReaderStatistics, Turns, Use, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, ReaderStatistics, Turns, Use
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
@@ -94,7 +94,8 @@ class StreamReader(Closing):
         reader = cls.lazy(
             broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
         )
-        reader._nodes.open()
+        # Connects once, to raise configuration errors now.
+        reader._nodes.query(lambda _: None)
         return reader
 
     @classmethod
@@ -109,7 +110,7 @@ class StreamReader(Closing):
     ) -> Self:
         """Return a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
         address = BrokerAddress.of(broker)
-        check_limit(broker_connections_max)
+        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
         reader = cls(
