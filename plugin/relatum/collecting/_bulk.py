@@ -16,6 +16,7 @@ from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import ended
 from relatum.errors import DataError, InvalidInput
+from relatum.own_messages import REASON_CHARACTERS_MAX
 from relatum.reading import Message, type_and_id_of
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ def id_of(place: MessageId, given: str | None) -> str:
 
 def id_of_place(place: MessageId) -> str:
     return f"{place.stream}:{place.offset}"
-
-
-REASON_CHARACTERS_MAX: Final = 1000
-"""Maximum characters of a failure's reason that are stored."""
 
 
 class FlushReason(Enum):

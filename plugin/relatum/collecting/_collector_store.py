@@ -18,7 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.collecting._bulk import BACKOFF_MAX_S, REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._bulk import BACKOFF_MAX_S, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD,
@@ -36,6 +36,7 @@ from relatum.common.checks import checked_count, checked_seconds
 from relatum.common.ids import MessageId
 from relatum.errors import Conflict, RowRefused
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
+from relatum.own_messages import REASON_CHARACTERS_MAX
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import array_text, integers_text, known_by

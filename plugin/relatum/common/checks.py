@@ -7,6 +7,7 @@ the broker's names are UTF-8, and very long waits overflow.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from relatum.common.headers import NAME_BYTES_MAX
@@ -109,10 +110,18 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
     return dict(value)
 
 
-def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """Return a value that can be called."""
+def is_coroutine_function(called: Callable[..., Any]) -> bool:
+    """Return whether a call returns a coroutine. Objects with an async `__call__` count, too."""
+    call_method = getattr(called, "__call__", None)  # noqa: B004 - inspects its kind, not whether it is callable
+    return iscoroutinefunction(called) or iscoroutinefunction(call_method)
+
+
+def checked_callable(argument: str, value: Any, *, is_awaited: bool = True) -> Callable[..., Any]:
+    """Return a value that can be called. `is_awaited`: Whether it may be a coroutine function."""
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
+    if not is_awaited and is_coroutine_function(value):
+        raise InvalidInput(f"{argument}= takes a function; nobody awaits the coroutine function {shown(value)}")
     function: Callable[..., Any] = value
     return function
 

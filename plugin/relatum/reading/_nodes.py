@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from relatum.common.waiting import left_s
+from relatum.common.waiting import LEAST_S, left_s
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -26,7 +26,7 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import name_missing
 from relatum.reading._bounds import check_time
-from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, ordered_addresses
+from relatum.reading._connecting import HEARTBEAT_S, ordered_addresses
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, REFUSING, Pool, Use
@@ -98,7 +98,7 @@ class Nodes:
             # An idle connection sends no heartbeats, so the broker must not expect any before `IDLE_S`.
             is_followed = use is Use.FOLLOW or not self._heartbeat_s
             heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
-            return self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
+            return self._open(node, max(LEAST_S, deadline - time.monotonic()), heartbeat_s)
 
         with self.pool.lend(node, use, deadline, connect) as connection:
             connection.deadline = deadline

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.errors import ConnectionLost, RelatumError, StreamUnavailable
 from relatum.reading import SocketConnection, refusal
+from relatum.reading._connecting import WOULD_BLOCK
 from relatum.reading._connection import RECEIVE_BYTES, SILENCE_HEARTBEATS
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
@@ -216,8 +217,6 @@ UNSENT_BYTES_MAX: Final = 1 << 20
 HEARTBEAT_CHECK_S: Final = 1.0
 """Interval of heartbeat checks, in seconds."""
 
-_WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
 
 class Connection:
     """A logged-in connection, with the streams that are read over it.
@@ -255,7 +254,7 @@ class Connection:
         for _ in range(READS_IN_A_ROW):
             try:
                 count = self._socket.recv_into(self._buffer)
-            except _WOULD_BLOCK:
+            except WOULD_BLOCK:
                 return
             except OSError as error:
                 raise _lost(error) from error
@@ -289,7 +288,7 @@ class Connection:
                 sent = self._socket.send(self._unsent)
                 del self._unsent[:sent]
                 self._sent_at = time.monotonic()
-        except _WOULD_BLOCK:
+        except WOULD_BLOCK:
             if len(self._unsent) > UNSENT_BYTES_MAX:
                 raise ConnectionLost("A stream connection was lost: the broker does not read from it.") from None
         except OSError as error:
