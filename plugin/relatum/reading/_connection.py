@@ -327,9 +327,9 @@ class Attach:
         session.send(frames.subscribe(self.subscribed, self.subscription, stream, start, chunks))
 
     @classmethod
-    def once(cls, connection: SocketConnection, stream: str, start: StartSpec) -> "Attach":
-        """Return an attach that requests the chunk at a start, and then unsubscribes."""
-        attach = cls(connection, stream, start)
+    def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
+        """Return an attach that requests at most `chunks` chunks from a start on, and then unsubscribes."""
+        attach = cls(connection, stream, start, chunks)
         connection.session.unsubscribe(attach.subscription, attach.barrier)
         attach.is_done = True
         return attach

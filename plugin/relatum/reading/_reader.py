@@ -95,7 +95,7 @@ class StreamReader(Closing):
             broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
         )
         # Connects once, to raise configuration errors now.
-        reader._nodes.query(lambda _: None)
+        reader.missing([])
         return reader
 
     @classmethod
