@@ -649,7 +649,7 @@ def test_a_collector_closes_although_its_database_was_closed_first(
     with caplog.at_level("INFO", "relatum.collector"):
         assert collector.close()
     assert "could not release its lease" in caplog.text
-    assert reader._is_closed
+    assert reader._nodes.pool.is_closed
 
 
 @pytest.mark.usefixtures("quick_rhythm")
