@@ -89,7 +89,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         self._shared_groups = WeakSet()
         # No reference to `self`: in a cycle, an object dropped without close() would wait for the garbage collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
-        self._lookups = Lookups(timeout_s, self._waits)
+        self._lookups = Lookups(timeout_s, broker_connections_max, self._waits)
         after_fork(self, Relations._renew)
         metrics.report(self._lookups, owner=self)
 

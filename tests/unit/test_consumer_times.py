@@ -62,7 +62,7 @@ class World:
         broker: Any = self
         relations = TimeMethods()
         relations._catalog = Catalog(Servers(self.rows, broker), "/")
-        relations._lookups = Lookups(10.0, ())
+        relations._lookups = Lookups(10.0, 2, ())
         return relations
 
     def bounds(self, stream: str) -> StreamBounds:

@@ -69,7 +69,7 @@ class Unreachable:
 
     def statistics(self) -> ReaderStatistics:
         """Nothing: metrics ask for them as long as the reader is there."""
-        return ReaderStatistics(1, 0, 0, 0, 0, 0)
+        return ReaderStatistics.of_none(1)
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         def refuse(*_: Any) -> NoReturn:

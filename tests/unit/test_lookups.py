@@ -286,11 +286,11 @@ def test_a_scrape_may_be_what_ends_a_dropped_object() -> None:
             gc.collect()
             return 1
 
-    owner, lookups = type("Owner", (), {})(), Lookups(1.0, [])
+    owner, lookups = type("Owner", (), {})(), Lookups(1.0, 2, [])
     metrics.report(lookups, owner=owner)
     owner.itself = owner
     del owner
-    connections: Any = replace(ReaderStatistics(2, 0, 0, 0, 0, 0), opened=Collecting())  # type: ignore[arg-type]
+    connections: Any = replace(ReaderStatistics.of_none(2), opened=Collecting())  # type: ignore[arg-type]
     scrape = threading.Thread(target=lookups.statistics, args=[connections], daemon=True)
     scrape.start()
     scrape.join(30)

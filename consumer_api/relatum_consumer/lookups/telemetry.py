@@ -67,9 +67,10 @@ class LookupStatistics(ReaderStatistics):
 class Lookups:
     """Counts and traces the lookups of one `Relations`. Thread-safe. `waits`: Lookups that wait for a message."""
 
-    def __init__(self, timeout_s: float, waits: Sized) -> None:
+    def __init__(self, timeout_s: float, connections_max: int, waits: Sized) -> None:
         self.timeout_s = timeout_s
         self._waits = waits
+        self._no_connections = ReaderStatistics.of_none(connections_max)
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
         self._running = 0
@@ -103,12 +104,12 @@ class Lookups:
         self._lock = threading.RLock()
         self._running = 0
 
-    def statistics(self, connections: ReaderStatistics) -> LookupStatistics:
-        """Return the counts, with the reader's connections."""
+    def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
+        """Return the counts, with the reader's connections; None if no reader is open."""
         awaiting = len(self._waits)
         with self._lock:
             return LookupStatistics(
-                **asdict(connections),
+                **asdict(connections or self._no_connections),
                 lookup_s=self._lookup_s.observed(),
                 errors=dict(self._errors),
                 asking=max(0, self._running - awaiting),

@@ -83,6 +83,11 @@ class ReaderStatistics:
     ]
     opened: Annotated[int, Counter("relatum_reader_connections_opened_total", "Connections opened to the broker")]
 
+    @classmethod
+    def of_none(cls, limit: int) -> "ReaderStatistics":
+        """Return the statistics of a reader that has not been opened."""
+        return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
+
 
 class Turns:
     """One reader's turns, each the right to use a connection, and the calls that wait for a turn. Thread-safe."""

@@ -40,8 +40,6 @@ from relatum.reading.following._connections import Connections
 from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
 from relatum.reading.following._followed import Finding, Followed
 
-logger = logging.getLogger("relatum.follower")
-
 _DISABLED_LOGGER: Final = logging.Logger("relatum.follower.nobody")
 _DISABLED_LOGGER.disabled = True
 
@@ -244,8 +242,6 @@ class StreamFollower:
         self._outages.over(self._who(followed.stream))
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
-        if not isinstance(error, RelatumError):
-            logger.error("cannot follow stream %r; retrying", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
