@@ -90,11 +90,10 @@ class NamedStreams:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
         found = list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain_streams else self.reader().partitions(name)
-            if not partitions and name not in self._plain_streams and self.reader().routes("", name) != []:
-                # A plain stream: query its partitions only once, since the broker logs an error each time.
+            if name not in self._plain_streams and self.reader().routes("", name):
+                # A plain stream's partitions are not queried, since the broker logs an error each time.
                 self._plain_streams.add(name)
-            found += partitions or [name]
+            found += ([] if name in self._plain_streams else self.reader().partitions(name)) or [name]
         return self._refuse_dead_letters(found)
 
     def checked(self) -> list[str]:
