@@ -14,7 +14,7 @@ from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting import LOOK_S, SharedWait, pause, within
 from relatum.errors import AccessRefused, NotFound
 from relatum.keys import KeyDefinition
-from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, SharedReader, check_limit
+from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase, Database
 from relatum_consumer import _missing
 from relatum_consumer._tracing import TraceMethods
@@ -81,11 +81,10 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
-        check_limit(broker_connections_max)
-        self._reader = SharedReader(
+        self._reader = StreamReader.lazy(
             self._address, timeout_s=timeout_s, refusing=CLOSED, broker_connections_max=broker_connections_max
         )
-        self._servers = Servers(self._database.rows, self._reader.get, timeout_s)
+        self._servers = Servers(self._database.rows, self._reader, timeout_s)
         self._catalog = Catalog(self._servers, self._address.vhost)
         self._shared_groups = WeakSet()
         # No reference to `self`: in a cycle, an object dropped without close() would wait for the garbage collector.
@@ -102,8 +101,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
-        reader = self._reader.opened
-        return self._lookups.statistics(None if reader is None else reader.statistics())
+        return self._lookups.statistics(self._reader.statistics())
 
     @classmethod
     def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:

@@ -308,10 +308,10 @@ class Outcomes(Closing):
             collector: As for `wait`.
 
         Raises:
-            InvalidInput: An argument has the wrong type.
+            InvalidInput: An argument has the wrong type, or the handler is a coroutine function.
             UsedAfterClose: The object was closed.
         """
-        checked_callable("handler", handler)
+        checked_callable("handler", handler, is_awaited=False)
         checked_name("message_id", message_id)
         self._watch(handler, _Query(message_id, collector, (OutcomeStatus.UNKNOWN, 0)))
 
@@ -370,7 +370,7 @@ class AsyncOutcomes(AsyncClosing):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(call_handler, handler, outcome)
 
-        checked_callable("handler", handler)
+        checked_callable("handler", handler, is_awaited=False)
         self._outcomes.register_result_handler(in_loop, message_id, collector=collector)
 
 

@@ -244,7 +244,7 @@ def status_of_missing(
     `NOT_RECORDED_YET` or `UNPROVEN`: related messages may exist. With a snapshot, its coverage counts.
     """
     with open_reader(broker) as reader, connected(database, snapshot) as connection:
-        servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
+        servers = Servers(lambda text, given: list(connection.execute(text, given)), reader)
         catalog = Catalog(servers, broker.vhost)
         catalog.check_names(names)
         key_ids = {catalog.definition(key).key_id for key in keys} | ({TIME} if with_time else set())

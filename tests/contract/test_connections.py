@@ -20,7 +20,6 @@ from relatum.reading import (
     Message,
     ReaderStatistics,
     RecordBatch,
-    SharedReader,
     SocketConnection,
     StreamBounds,
     StreamReader,
@@ -328,25 +327,19 @@ def test_connections_for_attaches_are_those_that_can_be_had(
         assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)
 
 
-def test_a_late_thread_opens_no_shared_reader_after_the_close(address: Broker) -> None:
-    """Nobody would close it."""
-    shared = SharedReader(address)
-    assert shared.get() is shared.get()
-    shared.close()
-    with pytest.raises(UsedAfterClose):
-        shared.get()
-
-
-def test_a_reader_that_is_opened_during_the_close_is_closed(address: Broker, proxy: Proxy) -> None:
-    """Closing does not wait for the broker's answer."""
-    shared = SharedReader(address)
+def test_a_reader_that_is_closed_while_it_connects_keeps_no_connection(address: Broker, proxy: Proxy) -> None:
+    """Closing does not wait for the broker's answer, and nothing connects after it."""
+    reader = StreamReader.lazy(address, refusing="this is closed")
+    assert (proxy.opened, reader.statistics().in_use) == (0, 0)
     proxy.mode = "frozen"
     with ThreadPoolExecutor(1) as threads:
-        opening = threads.submit(shared.get)
-        wait_until(shared._opening.locked, what="a reader that is being opened")
+        asking = threads.submit(reader.missing, ["nothing"])
+        wait_until(lambda: reader.statistics().in_use, what="a reader that connects")
         with in_time(5):
-            shared.close()
+            reader.close()
         proxy.mode = "pass"
-        with pytest.raises(UsedAfterClose):
-            opening.result()
+        assert asking.result() == ["nothing"]
     wait_until(lambda: proxy.opened and not proxy._peers, what="its connection is closed")
+    for late in (lambda: reader.missing(["nothing"]), lambda: reader.link(None)):
+        with pytest.raises(UsedAfterClose, match="this is closed"):
+            late()

@@ -461,6 +461,7 @@ def test_the_reader_is_closed_also_if_the_loop_ends_while_all_threads_are_busy(b
     gate = threading.Event()
     with bed.owner() as owner:
         reader = owner.follower.reader()
+        reader.missing([])
         assert reader.statistics().idle == 1
         for _ in range(owner.follower._threads.most):
             owner.follower._threads.submit(gate.wait, 60)

@@ -244,8 +244,7 @@ async def test_lookups_are_closed_also_if_the_task_that_closes_them_is_cancelled
     """Nobody closes them a second time, and their connections would stay open."""
     relations = AsyncRelations(recorded.amqp, recorded.database)
     await relations.read(recorded.stream, 0)
-    reader = relations._relations._reader.opened
-    assert reader is not None
+    reader = relations._relations._reader
     closing = asyncio.create_task(relations.close())
     await asyncio.sleep(0)
     closing.cancel()

@@ -46,13 +46,13 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "listed finished": (status_statements.FINISHED_BEFORE, LISTED | {"states": ["succeeded"]}),
     "listed unsuccessful": (status_statements.UNSUCCESSFUL_BEFORE, LISTED),
     "listed waiting": (status_statements.UNFINISHED_AFTER, {**LISTED, "states": ["collected", "forwarded"]}),
-    "forget": (statements.FORGET, {"of_source": 1, "older_s": 3600.0, "most": 500}),
+    "forget": (statements.FORGET, {"in_collector": 1, "most": 500}),
 }
 
 INDEXES = {f"collected_messages_{name}" for name in ("place", "id", "unfinished", "finished", "unsuccessful")}
 
 FILL = f"""
-INSERT INTO relatum.collectors (name) VALUES ('billing');
+INSERT INTO relatum.collectors (name, keep_s) VALUES ('billing', 3600);
 INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (1, 'orders'), (1, 'invoices');
 INSERT INTO relatum.collector_members (collector_id, holder, types, lease_s, lease_expires_at)
   SELECT 1, 'host', '{{order}}', 15, now() FROM generate_series(1, 20);

@@ -39,7 +39,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -233,6 +233,21 @@ def test_a_stream_declared_again_is_collected_from_where_both_agree(
         wait_status(again, SUCCEEDED, *after)
         wait_status(again, SUCCEEDED, *before)
     assert consumer.bodies == list(consumed)
+
+
+def test_a_stream_is_set_back_by_its_leaders_word_alone(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the leader is unreachable, another node that has fewer messages discards none of those collected."""
+    collecting.put("a", "b")
+    with collecting.collector(Consumer()) as collector:
+        wait_status(collector, SUCCEEDED, "a", "b")
+        stream = collector._shared.following.streams[collecting.place.stream]
+        monkeypatch.setattr(StreamReader, "bounds", lambda _reader, _stream: StreamBounds(0, 0))
+        with pytest.raises(StreamUnavailable):
+            stream._set_back(collector._shared.member)
+    sources = "SELECT position, replaced_at FROM relatum.collector_sources"
+    assert collecting.place.sql(sources) == [(2, None)]
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -634,7 +649,7 @@ def test_a_collector_closes_although_its_database_was_closed_first(
     with caplog.at_level("INFO", "relatum.collector"):
         assert collector.close()
     assert "could not release its lease" in caplog.text
-    assert reader._is_closed
+    assert reader._nodes.pool.is_closed
 
 
 @pytest.mark.usefixtures("quick_rhythm")

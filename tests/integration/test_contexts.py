@@ -64,7 +64,7 @@ def where(contexts: SerializationContexts) -> dict[str, str]:
 
 def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
     """The control messages of a partition with their offsets, read independently of the movers."""
-    entries = ((message.offset, entry_of(message.headers, message.body, "")) for message in reader.iterate(stream))
+    entries = ((message.offset, entry_of(message, "")) for message in reader.iterate(stream))
     return [(offset, entry) for offset, entry in entries if isinstance(entry, Fence | Marker)]
 
 

@@ -209,8 +209,8 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         relations = stack.enter_context(Relations(place.broker, place.database))
         relations.read(place.stream, 0)
         orders = relatum.SuperStream("orders", partitions=4)
-        streams: Any = reader._nodes
-        locks = [_embedded._lock, streams.pool._turns.lock, relations._reader._opening, orders._lock]
+        pools = [each._nodes.pool._turns.lock for each in (reader, relations._reader)]
+        locks: list[Any] = [_embedded._lock, *pools, orders._lock]
         held, let_go = threading.Event(), threading.Event()
 
         def hold() -> None:

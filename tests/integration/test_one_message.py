@@ -13,18 +13,28 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.errors import BrokerUnavailable, InvalidInput, PublishNacked, PublishRejected, PublishUnroutable
+from relatum.common.ids import fingerprint
+from relatum.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    PublishNacked,
+    PublishRejected,
+    PublishUnroutable,
+    UndecodableMessage,
+)
 from relatum.membership import GROUP_KEY
 from relatum.own_messages import DeadLetters, DirectPublisher
-from relatum.reading import BrokerAddress, Message
+from relatum.reading import BrokerAddress, Message, Position, position_of
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
+from relatum_consumer.web import WebOptions
 from tests.support import until_answered, wait_until
 from tests.support._raw_publisher import RawPublisher, amqp_record
 from tests.support.collectors import COLLECTOR_FACES, Collecting, collectors_of
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.web import asking
 
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 
@@ -240,6 +250,28 @@ def test_a_message_whose_type_cannot_be_told_is_passed_over(
     assert collector.statistics().passed_over == 3
     said = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
     assert [place.stream in each for each in said] == [True, True, True]
+
+
+def test_a_batch_that_cannot_be_unpacked_is_no_empty_message(
+    place: Place, collector_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its messages raise an error instead of an empty body; a collector names and counts them, and the page goes on."""
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish((1, 2, 50, b"not gzip"), amqp_record(b"good", message_id="good"))
+    for message in place.messages()[:2]:
+        assert (message.stream, dict(message.headers)) == (place.stream, {})
+        assert position_of(message) == Position(message.offset, fingerprint(None, b""), message.chunk_ms)
+        with pytest.raises(UndecodableMessage, match="not gzip") as raised:
+            _ = message.body
+        assert (raised.value.stream, raised.value.offset) == (place.stream, message.offset)
+    collector = collector_of()
+    assert collected(collector, lambda bulk: None, "good") == {"good": (SUCCEEDED, None)}
+    assert collector.statistics().passed_over == 2
+    (said,) = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    assert f"{place.stream}@0" in said
+    place.record()
+    with asking(WebOptions(place.amqp, place.database, timeout_s=60)) as page:
+        assert [row["bytes"] for row in page.answer("/live", stream=place.stream)["results"]] == [4, 0, 0]
 
 
 def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collector_of: Callable[..., Any]) -> None:

@@ -228,6 +228,17 @@ async def test_many_tasks_wait_and_hold_no_thread(collecting: Collecting, databa
             pass
 
 
+async def test_a_handler_that_nobody_would_await_is_refused(outcomes: Outcomes, database_url: str) -> None:
+    """A coroutine function is refused by both faces, which call handlers and await none."""
+
+    async def handler(_: Outcome) -> None: ...
+
+    async with AsyncOutcomes(database_url) as asked:
+        for face in (outcomes, asked):
+            with pytest.raises(InvalidInput, match="coroutine"):
+                face.register_result_handler(handler, "id")
+
+
 def test_closing_ends_the_thread(database_url: str, earlier: Threads) -> None:
     """Closing ends the thread, and later calls are refused."""
     asked = Outcomes(database_url)

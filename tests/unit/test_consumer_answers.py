@@ -193,7 +193,6 @@ def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() ->
         (True, [Agreement.SAME], 60, ["agree"]),
         (True, [Agreement.EXPIRED], 60, ["agree"]),
         (True, [Agreement.OTHER], 60, StreamReplaced),
-        (True, [Agreement.ENDS_BEFORE], 60, StreamReplaced),
         # If a leader does not answer, it is waited for, and then the request is repeated.
         (True, [*[Agreement.UNKNOWN] * 3, Agreement.SAME], 60, [*["agree", "pause"] * 3, "agree"]),
         (True, [Agreement.UNKNOWN], 0, StreamUnavailable),

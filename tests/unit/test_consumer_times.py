@@ -61,7 +61,7 @@ class World:
     def relations(self) -> Any:
         broker: Any = self
         relations = TimeMethods()
-        relations._catalog = Catalog(Servers(self.rows, lambda: broker), "/")
+        relations._catalog = Catalog(Servers(self.rows, broker), "/")
         relations._lookups = Lookups(10.0, 2, ())
         return relations
 

@@ -162,7 +162,7 @@ COURSES: dict[str, tuple[int, int | None, list[str]]] = {
     ),
     "an end before is another stream where the leader says so": (
         *(7, 6),
-        ["nothing: ask of 6 and not of the begin", "ENDS_BEFORE 0 2: differs"],
+        ["nothing: ask of 6 and not of the begin", "OTHER 0 2: differs"],
     ),
     "what retention took is missed: what is known has expired, too": (
         *(7, 6),

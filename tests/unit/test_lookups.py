@@ -13,9 +13,9 @@ import pytest
 from relatum import metrics
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import Deadline, within
-from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError, UsedAfterClose
+from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import Message, ReaderStatistics, SharedReader, StreamBounds
+from relatum.reading import Message, ReaderStatistics, StreamBounds
 from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union
 from relatum_consumer.lookups import answering, servers
 from relatum_consumer.lookups.answering import Matches
@@ -27,64 +27,23 @@ from relatum_consumer.lookups.telemetry import Lookups
 from tests.support import wait_until
 from tests.support.standstill import in_time
 
-ASKING = 5
-
 
 class _Broker:
-    def __init__(self) -> None:
-        self.opened = self.asked = self.closed = 0
-        self.go_on = threading.Event()
-
-    def open(self) -> Any:
-        self.opened += 1
-        assert self.go_on.wait(80)
-        return self
+    asked = 0
 
     def bounds(self, _: str) -> StreamBounds:
         self.asked += 1
         return StreamBounds(0, 8)
 
-    def close(self) -> None:
-        self.closed += 1
-
-
-def served(*, is_held: bool = False) -> tuple[_Broker, Servers, SharedReader]:
-    broker, shared = _Broker(), SharedReader("amqp://localhost")
-    vars(shared)["_open"] = broker.open
-    if not is_held:
-        broker.go_on.set()
-    return broker, Servers(lambda *_: [], shared.get), shared
-
-
-def test_threads_share_the_reader_that_the_first_opens() -> None:
-    """Threads that ask at once share one reader, which the first of them opens."""
-    broker, servers, _ = served(is_held=True)
-    with ThreadPoolExecutor(ASKING) as threads:
-        asking = [threads.submit(servers.bounds, "orders") for _ in range(ASKING)]
-        broker.go_on.set()
-        assert [each.result(80) for each in asking] == [StreamBounds(0, 8)] * ASKING
-    assert (broker.opened, broker.asked) == (1, ASKING)
-
 
 def test_the_broker_is_not_asked_without_time() -> None:
     """A question whose deadline has passed does not reach the broker."""
-    broker, servers, _ = served()
+    broker: Any = _Broker()
+    servers = Servers(lambda *_: [], broker)
     servers.bounds("orders")
     with within(0.0), pytest.raises(ReadTimeout, match="no time left"):
         servers.bounds("orders")
     assert broker.asked == 1
-
-
-def test_a_closed_reader_is_opened_no_more() -> None:
-    """Questions after the close are refused."""
-    broker, servers, shared = served()
-    servers.reach()
-    for _ in range(2):
-        shared.close()
-        with pytest.raises(UsedAfterClose):
-            servers.bounds("orders")
-    assert broker.opened == 1
-    assert broker.closed
 
 
 OTHERS = 5
@@ -210,7 +169,7 @@ def test_a_scan_that_does_not_reach_the_known_end_proves_nothing(offsets: Iterab
     broker.scan = lambda stream, start, stop, take: [take(message(each, stream=stream)) for each in offsets]
     ends = {"s": StreamBounds(0, 8, is_proven=True)}
     known = Evidence(("s",), ends=ends, uncovered=[Uncovered("s", 5, 9)])
-    known.scan(Servers(lambda *_: [], lambda: broker), lambda _: None)
+    known.scan(Servers(lambda *_: [], broker), lambda _: None)
     assert known.unproven == unproven
 
 
@@ -306,7 +265,8 @@ def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: 
     def ask(*_: Any) -> Any:
         raise AssertionError("nobody is asked")
 
-    nobody = Servers(ask, ask)
+    no_broker: Any = None
+    nobody = Servers(ask, no_broker)
     with pytest.raises(InvalidInput, match=said):
         sought(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pika import BasicProperties
 
 from relatum.common.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.common.limits import INTEGER_MAX
@@ -28,7 +29,7 @@ from relatum.contexts._partition_log import (
     encode,
     entry_of,
 )
-from relatum.reading import Message, RecordBatch
+from relatum.reading import Message, RecordBatch, UnreadableRecord
 
 MOVE = 7
 
@@ -250,7 +251,7 @@ def test_however_it_is_cut_the_log_alone_decides(records: Sequence[bytes], cuts:
         partition.release(move_id, 9.0)
     drain(release=True)
     log, messages = PartitionLog(), [Message.from_record("p", *each) for each in enumerate(records)]
-    entries = [entry_of(message.headers, message.body, CONTEXT_HEADER) for message in messages]
+    entries = [entry_of(message, CONTEXT_HEADER) for message in messages]
     expected: dict[str | None, list[int]] = {}
     for offset, entry in enumerate(entries):
         verdict = log.judge(offset, entry)
@@ -373,7 +374,13 @@ kind = st.sampled_from(["fence", "marker", "adoption", "other", None, 5])
 def test_what_is_encoded_is_decoded(entry: Control) -> None:
     """Every controls message is read as it was written."""
     headers, body = encode(entry)
-    assert entry_of(headers, body, "context") == entry
+    message = Message.from_amqp("p", 0, BasicProperties(headers=headers), body)
+    assert entry_of(message, "context") == entry
+
+
+def test_a_record_that_cannot_be_unpacked_is_no_entry() -> None:
+    """Its body raises an error, which nobody asks for."""
+    assert entry_of(Message.from_record("p", 0, UnreadableRecord("no codec")), "x-context") == Data(None, None)
 
 
 @given(kind, fields)

@@ -32,7 +32,7 @@ MORE_THAN_FITS = b"\0" * (16 << 20)
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A connected socket whose other side never reads."""
-    monkeypatch.setattr("relatum.reading._connection.SEND_S_MIN", 0.05)
+    monkeypatch.setattr("relatum.reading._connection.LEAST_S", 0.05)
     near, far = socket.socketpair()
     with near, far:
         yield near

@@ -144,9 +144,7 @@ def ends(last: int | None, *, is_proven: bool) -> OffsetNotFound:
         (at_7(chunk_ms=2_000), Agreement.OTHER),
         (at_7(BODY + b"x"), Agreement.OTHER),
         # Only the leader's answer makes a stream that ends before the offset one that lost it.
-        (ends(6, is_proven=True), Agreement.ENDS_BEFORE),
-        (ends(None, is_proven=True), Agreement.ENDS_BEFORE),
-        (ends(9, is_proven=True), Agreement.OTHER),
+        *((ends(last, is_proven=True), Agreement.OTHER) for last in (None, 6, 9)),
         *((ends(last, is_proven=False), Agreement.UNKNOWN) for last in (None, 6, 9)),
         (StreamUnavailable("", stream="s"), Agreement.UNKNOWN),
         # Dropped messages prove nothing for or against the stream.

@@ -330,7 +330,7 @@ def check_identity(
     deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, IDENTITY_POLL_S[0]
     while positions:
         agreed: dict[str, Agreement] = catalog.servers.agreements(positions, chunks or ChunkCache())
-        others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
+        others = [stream for stream, each in agreed.items() if each is Agreement.OTHER]
         if others:
             first, *also = [replaced(stream, positions[stream].offset) for stream in others]
             first.also = tuple(also)

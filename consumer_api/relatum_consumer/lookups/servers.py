@@ -106,12 +106,12 @@ class Servers:
     def __init__(
         self,
         rows: Callable[[Any, Mapping[str, Any]], list[Any]],
-        get_reader: Callable[[], StreamReader],
+        reader: StreamReader,
         timeout_s: float = 10.0,
     ) -> None:
         self.timeout_s = timeout_s
         self._rows = rows
-        self._get_reader = get_reader
+        self._reader = reader
         self._begin()
         after_fork(self, Servers._begin)
 
@@ -123,23 +123,19 @@ class Servers:
         """Return the reader. If no time is left, raise: a request that times out would close its connection."""
         if has_passed():
             raise ReadTimeout(f"There was no time left to query the broker ({current()}); it is safe to repeat.")
-        return self._get_reader()
+        return self._reader
 
     def check(self) -> None:
         """Send both servers a harmless request, and raise the error of the one that fails."""
         self._check_database()
-        self._check_broker()
+        self.reach()
 
     def health(self, timeout_s: float) -> Health:
         """Check both servers, each for at most half of the time."""
-        return Health(_error_text(self._check_database, timeout_s / 2), _error_text(self._check_broker, timeout_s / 2))
+        return Health(_error_text(self._check_database, timeout_s / 2), _error_text(self.reach, timeout_s / 2))
 
     def _check_database(self) -> None:
         self.rows(KEYS_IN_FORCE, {})
-
-    def _check_broker(self) -> None:
-        self.reach()
-        self.missing([_TEST_STREAM])
 
     @_logged(lambda statement, _: " ".join(str(statement).split()))
     def rows(self, statement: Any, parameters: Mapping[str, Any]) -> list[Any]:
@@ -163,10 +159,9 @@ class Servers:
         """Return for each stream whether the message at its recorded position is the recorded one."""
         return agreements(self.reader(), positions, chunks)
 
-    @_logged(str)
     def reach(self) -> None:
         """Check that the broker answers and admits this user."""
-        self.reader()
+        self.missing([_TEST_STREAM])
 
     read_many = _of_reader(StreamReader.read_many)
     bounds = _logged(str)(_of_reader(StreamReader.bounds))

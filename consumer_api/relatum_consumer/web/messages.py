@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, Final, Literal
 
 from relatum.common.documents import field_names
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered
@@ -103,14 +103,26 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
     texts = {
         each.id: text
         for of_stream in shown.values()
-        for each, text in zip(of_stream, previews([each.body for each in of_stream]), strict=True)
+        for each, text in zip(of_stream, previews([*map(_known_body, of_stream)]), strict=True)
     }
     return tuple(
         MessageRow(
-            *each.id, each.time, each.time_source.value, key_values(site, each), len(each.body), texts.get(each.id, "")
+            *each.id,
+            each.time,
+            each.time_source.value,
+            key_values(site, each),
+            len(_known_body(each)),
+            texts.get(each.id, ""),
         )
         for each in messages
     )
+
+
+def _known_body(message: Message) -> bytes:
+    """Return the body of a message in a list, which shows a body that cannot be unpacked as empty."""
+    with suppress(UndecodableMessage):
+        return message.body
+    return b""
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:

@@ -10,8 +10,8 @@ from relatum.collecting._bulk import AnyExecutor, Bulk, Executor
 from relatum.collecting._collector import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
 from relatum.collecting._collector_loop import END_S
-from relatum.collecting._handlers import current_call, is_coroutine_function
-from relatum.common.checks import checked_event, checked_name, checked_seconds
+from relatum.collecting._handlers import current_call
+from relatum.common.checks import checked_event, checked_name, checked_seconds, is_coroutine_function
 from relatum.common.closing import AsyncClosing
 from relatum.common.waiting import AfterStop, backoff, in_thread, within
 from relatum.errors import Transient

@@ -16,6 +16,7 @@ from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import ended
 from relatum.errors import DataError, InvalidInput
+from relatum.own_messages import REASON_CHARACTERS_MAX
 from relatum.reading import Message, type_and_id_of
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ def id_of(place: MessageId, given: str | None) -> str:
 
 def id_of_place(place: MessageId) -> str:
     return f"{place.stream}:{place.offset}"
-
-
-REASON_CHARACTERS_MAX: Final = 1000
-"""Maximum characters of a failure's reason that are stored."""
 
 
 class FlushReason(Enum):
@@ -199,7 +196,7 @@ def type_of_property(message: Message) -> str | None:
     return message.properties.type
 
 
-def describe(message: Message, type_of: TypeOf, *, may_be_decoded: bool = True) -> Collected:
+def describe(message: Message, type_of: TypeOf) -> Collected:
     """Return a message with its type, id and size. While it waits, its decoded values would double its memory."""
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
@@ -211,8 +208,9 @@ def describe(message: Message, type_of: TypeOf, *, may_be_decoded: bool = True) 
         raise InvalidInput(f"type_of must return text or None, not {type(kind).__name__}, for message {place}")
     # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), id_of(place, given)
-    size = len(message.body if raw is None else raw)
-    if raw is not None and (may_be_decoded or type_of is not type_of_property):
+    # A record that cannot be unpacked has no bytes, and `body` raises its error.
+    size = len(raw or message.body)
+    if raw is not None:
         message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
     return Collected(place, message_id, kind, size, message)
 
@@ -231,13 +229,16 @@ def describe_given(messages: Iterable[Message], type_of: TypeOf) -> list[Collect
 
 def describe_followed(messages: Iterable[Message], type_of: TypeOf) -> list[Collected]:
     """Describe messages just read. One that cannot be described gets no type and is passed over."""
-    described = list[Collected]()
+    described, unreadable = list[Collected](), None
     for message in messages:
         try:
-            described.append(describe(message, type_of, may_be_decoded=False))
+            described.append(describe(message, type_of))
         except BaseException as error:  # noqa: BLE001 - the caller's function must not stop a stream
-            text = "passed over message %s, whose type is unknown: %s"
-            logging.getLogger("relatum.collector").warning(text, message.id, ended(error))
+            # The messages of a batch that cannot be unpacked share one record. The log names the first of them.
+            if message.raw is None or message.raw is not unreadable:
+                text = "passed over message %s, whose type is unknown: %s"
+                logging.getLogger("relatum.collector").warning(text, message.id, ended(error))
+            unreadable = message.raw
             described.append(Collected(message.id, id_of_place(message.id), "", len(message.raw or b""), message))
     return described
 

@@ -21,7 +21,7 @@ from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import KEEP_S, CollectorStore
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following, NamedStreams, StartAt
-from relatum.collecting._handlers import Handler, current_call, is_coroutine_function
+from relatum.collecting._handlers import Handler, current_call
 from relatum.common.checks import (
     SECONDS_MAX,
     checked_callable,
@@ -30,6 +30,7 @@ from relatum.common.checks import (
     checked_name,
     checked_names,
     checked_seconds,
+    is_coroutine_function,
     shown,
 )
 from relatum.common.closing import Closing

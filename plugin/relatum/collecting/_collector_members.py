@@ -191,7 +191,7 @@ class CollectorMembers:
     def __init__(self, name: str, database: AnyDatabase, vhost: str, keep_s: int | None) -> None:
         self.name = name
         self.ending = Deadline(None)
-        """The deadline of calls that PostgreSQL has not answered; `reopen` resets it."""
+        """The deadline of calls that PostgreSQL has not answered."""
         self._vhost = vhost
         self._keep_s = keep_s
         # PostgreSQL ends the transactions of a suspended member, which would keep rows locked.
@@ -232,7 +232,6 @@ class CollectorMembers:
 
     def reopen(self) -> None:
         """Reopen after a start that failed."""
-        self.ending.restart()
         self._database.reopen()
 
     def open(self, types: Collection[str], lease_s: float) -> int:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.collecting._bulk import BACKOFF_MAX_S, REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._bulk import BACKOFF_MAX_S, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD,
@@ -36,6 +36,7 @@ from relatum.common.checks import checked_count, checked_seconds
 from relatum.common.ids import MessageId
 from relatum.errors import Conflict, RowRefused
 from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
+from relatum.own_messages import REASON_CHARACTERS_MAX
 from relatum.store.database import AnyDatabase, Database, sql, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.rows import array_text, integers_text, known_by
@@ -92,20 +93,18 @@ FINISH: Final = sql(f"""
 
 # --- forgetting
 
-KEPT: Final = sql("""
-    SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
-    WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
-
-# Deletes the oldest first, in index order, without a scan of all finished messages. Selects rows by their ctid.
+# Deletes a stream's oldest first, in index order, without a scan of all finished messages. Selects rows by their ctid.
 FORGET: Final = sql("""
-    DELETE FROM relatum.collected_messages
-    WHERE ctid = ANY (ARRAY (
-            SELECT ctid FROM relatum.collected_messages
-            WHERE source_id = :of_source::integer
-                AND finished_at < now() - make_interval(secs => :older_s::float)
-            ORDER BY finished_at LIMIT :most::integer))
-        AND source_id = :of_source::integer
-        AND finished_at < now() - make_interval(secs => :older_s::float)""")
+    DELETE FROM relatum.collected_messages WHERE ctid = ANY (ARRAY (
+        SELECT old.ctid
+        FROM relatum.collector_sources AS source JOIN relatum.collectors AS collector USING (collector_id)
+            CROSS JOIN LATERAL (
+                SELECT message.ctid FROM relatum.collected_messages AS message
+                WHERE message.source_id = source.source_id
+                    AND finished_at < now() - make_interval(secs => collector.keep_s)
+                ORDER BY finished_at LIMIT :most::integer) AS old
+        WHERE :in_collector::integer IS NULL OR collector_id = :in_collector::integer
+        LIMIT :most::integer))""")
 
 # --- taking over
 
@@ -373,14 +372,9 @@ def forget_finished(
     if seconds is not None:
         checked_seconds("seconds", seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
-    with transaction(engine) as connection:
-        sources = connection.execute(KEPT, {"in_collector": collector}).all()
-    forgotten = 0
-    for source in sources:
-        bounds = {"of_source": source.source_id, "older_s": source.keep_s, "most": batch_rows}
-        deleted = batch_rows
-        while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
-            with transaction(engine) as connection:
-                deleted = connection.execute(FORGET, bounds).rowcount
-            forgotten += deleted
+    forgotten, deleted = 0, batch_rows
+    while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
+        with transaction(engine) as connection:
+            deleted = connection.execute(FORGET, {"in_collector": collector, "most": batch_rows}).rowcount
+        forgotten += deleted
     return forgotten

@@ -94,12 +94,7 @@ def _counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 class _RolledBack(Exception):
-    """Rolls the transaction back: the executor raised (`stored` is None), or another member owns some rows."""
-
-    def __init__(self, results: list[Result], stored: Stored | None) -> None:
-        super().__init__()
-        self.results = results
-        self.stored = stored
+    """Rolls the transaction back: the executor raised, or another member owns some rows."""
 
 
 class BulkConsumer:
@@ -272,49 +267,36 @@ class BulkConsumer:
         Exactly-once depends on the statement that stores the results: it must find each row still forwarded, in this
         bulk, by this member. Otherwise the transaction is rolled back, with everything that the executor wrote.
         """
-        while bulk.messages:
-            try:
-                return self._execute_once(bulk, span)
-            except _RolledBack as end:
-                if end.stored is None:
-                    return end.results, None
-                # Another member has taken over some messages: repeat without them.
-                owned = end.stored.places
-                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in owned))
-            except (Transient, AccessRefused, PublishRejected, TlsRefused):
-                # PostgreSQL or the dead-letter stream is unavailable, which is no failure of the messages.
-                raise
-            except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
-                return self._results(bulk, None, error), None
-        return [], None
-
-    def _execute_once(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
         store, results, stored = self._shared.store, list[Result](), Stored(frozenset(), None)
 
         def finish(connection: sa.Connection, token: UUID) -> None:
             nonlocal stored
             stored = store.finish(self._shared.member, bulk.id, results, connection=connection, token=token)
             if len(stored.places) < len(results):
-                raise _RolledBack(results, stored)
+                raise _RolledBack
 
-        # Results lock rows, so they are stored at the end: the executor's transaction may be idle for any time.
-        with store.transaction(finish, self._shared.abandoned) as connection:
-            results = self._write_joined(bulk, connection, span)
-        return results, stored
-
-    def _write_joined(self, bulk: Bulk, connection: sa.Connection, span: Span) -> list[Result]:
-        results, raised = self._call_executor(replace(bulk, connection=connection), span)
-        # A lost connection is no longer `invalidated` once the executor's `with` block has closed it.
-        if connection.invalidated or (connection.closed and getattr(raised, "connection_invalidated", False)):
-            raise DatabaseUnavailable("the executor's transaction was lost") from raised
-        if connection.closed or not connection.in_transaction():
-            raise ConfigurationError(
-                "the executor ended the transaction of bulk.connection, so writes and results are not atomic: leave "
-                "commit and close to the collector"
-            ) from raised
-        if raised is not None:
-            raise _RolledBack(results, None)
-        return self._publish_dead(bulk, results, is_joined=True)
+        while bulk.messages:
+            raised = None
+            try:
+                # Results lock rows, so they are stored at the end: the executor's transaction may be idle for any time.
+                with store.transaction(finish, self._shared.abandoned) as connection:
+                    results, raised = self._call_executor(replace(bulk, connection=connection), span)
+                    _check_joined(connection, raised)
+                    results = self._publish_dead(bulk, results, is_joined=True)
+            except _RolledBack:
+                if raised is not None:
+                    return results, None
+                # Another member has taken over some messages: repeat without them.
+                owned = stored.places
+                bulk = replace(bulk, messages=tuple(each for each in bulk.messages if each.place in owned))
+            except (Transient, AccessRefused, PublishRejected, TlsRefused):
+                # PostgreSQL or the dead-letter stream is unavailable, which is no failure of the messages.
+                raise
+            except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
+                return self._results(bulk, None, error), None
+            else:
+                return results, stored
+        return [], None
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -356,3 +338,17 @@ class BulkConsumer:
 
     def _persist(self, call: Callable[[], T], what: str) -> T:
         return self._shared.persist(call, f"{what} of type {self._type!r}")
+
+
+def _check_joined(connection: sa.Connection, raised: BaseException | None) -> None:
+    """Raise an error unless the executor left its transaction open and raised nothing. `raised`: What it raised."""
+    # A lost connection is no longer `invalidated` once the executor's `with` block has closed it.
+    if connection.invalidated or (connection.closed and getattr(raised, "connection_invalidated", False)):
+        raise DatabaseUnavailable("the executor's transaction was lost") from raised
+    if connection.closed or not connection.in_transaction():
+        raise ConfigurationError(
+            "the executor ended the transaction of bulk.connection, so writes and results are not atomic: leave commit "
+            "and close to the collector"
+        ) from raised
+    if raised is not None:
+        raise _RolledBack

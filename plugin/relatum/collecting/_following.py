@@ -27,7 +27,7 @@ from relatum.errors import (
     Transient,
 )
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, Position, SharedReader, StreamReader, bounds_of_known, position_of
+from relatum.reading import BrokerAddress, Message, Position, StreamReader, leaders_bounds, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class NamedStreams:
         self.start: StartAt = start
         self.address = address
         self._plain_streams: set[str] = set()
-        self._reader: SharedReader | None = None
+        self._reader: StreamReader | None = None
         if start not in ("first", "next"):
             checked_count("start", start, least=0, most=INTEGER_MAX, otherwise=", 'first' or 'next'")
         if address is None and (names or dead_letter_stream):
@@ -74,12 +74,12 @@ class NamedStreams:
 
     def open(self) -> None:
         """Create a new reader, which connects when it is first used."""
-        self._reader = None if self.address is None else SharedReader(self.address)
+        self._reader = None if self.address is None else StreamReader.lazy(self.address)
 
     def reader(self) -> StreamReader:
         """Return the reader for bodies and for queries about streams; `close` closes it."""
         assert self._reader is not None, "nothing is read without a broker"
-        return self._reader.get()
+        return self._reader
 
     def close(self) -> None:
         for each in (self._reader, self.dead_letters):
@@ -90,11 +90,10 @@ class NamedStreams:
         """Return the streams to follow: the named streams, and the partitions of the named super streams."""
         found = list[str]()
         for name in self.names:
-            partitions = [] if name in self._plain_streams else self.reader().partitions(name)
-            if not partitions and name not in self._plain_streams and self.reader().routes("", name) != []:
-                # A plain stream: query its partitions only once, since the broker logs an error each time.
+            if name not in self._plain_streams and self.reader().routes("", name):
+                # A plain stream's partitions are not queried, since the broker logs an error each time.
                 self._plain_streams.add(name)
-            found += partitions or [name]
+            found += ([] if name in self._plain_streams else self.reader().partitions(name)) or [name]
         return self._refuse_dead_letters(found)
 
     def checked(self) -> list[str]:
@@ -365,7 +364,7 @@ class CollectedStream:
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
         name, store, reader = self.name, self._shared.store, self._follower.reader()
-        bounds, unchanged = bounds_of_known(reader, name), list[Message]()
+        bounds, unchanged = leaders_bounds(reader, name), list[Message]()
         offsets = range(bounds.first or 0, bounds.end)
 
         def is_changed(offset: int) -> bool:

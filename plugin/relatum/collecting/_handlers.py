@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from inspect import isawaitable, iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from inspect import isawaitable
+from typing import TYPE_CHECKING
 
 from relatum.outcomes import Outcome, OutcomeStatus, call_handler
 
@@ -21,12 +21,6 @@ logger = logging.getLogger("relatum.collector")
 
 Handler = Callable[[Outcome], object]
 """Called with an outcome: first `collected`, later the final one. May be a coroutine function with asyncio."""
-
-
-def is_coroutine_function(called: Callable[..., Any]) -> bool:
-    """Return whether a call returns a coroutine. Objects with an async `__call__` count, too."""
-    call_method = getattr(called, "__call__", None)  # noqa: B004 - inspects its kind, not whether it is callable
-    return iscoroutinefunction(called) or iscoroutinefunction(call_method)
 
 
 class Handlers:

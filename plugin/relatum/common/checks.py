@@ -7,6 +7,7 @@ the broker's names are UTF-8, and very long waits overflow.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from relatum.common.headers import NAME_BYTES_MAX
@@ -63,34 +64,24 @@ def size_text(count: float | None) -> str:
 
 def checked_name(argument: str, value: Any) -> str:
     """Return a name of 1 to 255 bytes: the broker may not answer a request with a longer one."""
-    if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
-        raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
-    name: str = value
+    name = checked_text(argument, value, least=1, what="a name")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {name[:40]!a}… is longer")
     return name
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
     """Return a text of at least `least` characters, such as a routing key. `what`: What the error calls it."""
-    _encoded(argument, value, least=least, what=what)
-    text: str = value
-    return text
+    if not isinstance(value, str) or len(value) < least:
+        raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")
+    if not is_clean(value):
+        raise InvalidInput(f"{argument}= takes {what}; {shown(value)} contains a NUL character or a lone surrogate")
+    return value
 
 
 def is_clean(text: str) -> bool:
     """Return whether a text has no NUL character and no lone surrogate: PostgreSQL and the broker refuse these."""
     return "\0" not in text and text == text.encode(errors="ignore").decode()
-
-
-def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
-    if not isinstance(value, str) or len(value) < least:
-        raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")
-    try:
-        encoded = value.encode()
-    except UnicodeEncodeError:
-        encoded = b"\0"
-    if b"\0" in encoded:
-        raise InvalidInput(f"{argument}= takes {what}; {shown(value)} contains a NUL character or a lone surrogate")
-    return encoded
 
 
 def checked_names(
@@ -119,10 +110,18 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
     return dict(value)
 
 
-def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """Return a value that can be called."""
+def is_coroutine_function(called: Callable[..., Any]) -> bool:
+    """Return whether a call returns a coroutine. Objects with an async `__call__` count, too."""
+    call_method = getattr(called, "__call__", None)  # noqa: B004 - inspects its kind, not whether it is callable
+    return iscoroutinefunction(called) or iscoroutinefunction(call_method)
+
+
+def checked_callable(argument: str, value: Any, *, is_awaited: bool = True) -> Callable[..., Any]:
+    """Return a value that can be called. `is_awaited`: Whether it may be a coroutine function."""
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
+    if not is_awaited and is_coroutine_function(value):
+        raise InvalidInput(f"{argument}= takes a function; nobody awaits the coroutine function {shown(value)}")
     function: Callable[..., Any] = value
     return function
 

@@ -20,7 +20,7 @@ from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import find_stray
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.own_messages import DIRECT_TIMEOUT_S, DirectPublisher
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader, leaders_bounds
+from relatum.reading import BrokerAddress, Message, StreamReader, leaders_bounds
 
 
 def scan(
@@ -60,7 +60,7 @@ class ControlStreams(Closing):
         self.address = address
         self._header = header
         self._publisher = DirectPublisher(address, "a control message")
-        self._reader = SharedReader(address)
+        self._reader = StreamReader.lazy(address)
 
     def publish(self, stream: str, control: Control) -> None:
         headers, body = encode(control)
@@ -68,7 +68,7 @@ class ControlStreams(Closing):
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        return self._reader.get()
+        return self._reader
 
     def end_of(self, stream: str) -> int:
         """Return the offset after a stream's last message, 0 if it is empty. No later message has a lower offset."""
@@ -92,7 +92,7 @@ class ControlStreams(Closing):
             return CONTROL_BYTES in record or placed in record
 
         with contextlib.closing(scan(self.reader(), sent.stream, from_offset, is_candidate, is_whole=True)) as found:
-            entries = ((message.offset, entry_of(message.headers, message.body, self._header)) for message in found)
+            entries = ((message.offset, entry_of(message, self._header)) for message in found)
             return find_stray(entries, sent, anywhere=anywhere)
 
     def close(self) -> None:
@@ -101,5 +101,5 @@ class ControlStreams(Closing):
 
 
 def _is_same(message: Message, control: Fence | Marker) -> bool:
-    entry = entry_of(message.headers, message.body, "")
+    entry = entry_of(message, "")
     return type(entry) is type(control) and (entry.move_id, entry.epoch) == (control.move_id, control.epoch)

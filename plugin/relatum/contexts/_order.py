@@ -297,14 +297,14 @@ def verify(
                 return None
             except OffsetNotFound:
                 return NO_ENTRY
-            return entry_of(message.headers, message.body, header)
+            return entry_of(message, header)
 
         report = SerialReport(super_stream, header, dict(ranges))
         check, messages_read = OrderCheck(look, report), 0
         for stream, (first, end) in ranges.items():
             check.begin(stream, floors.get(stream, {}))
             for message in reader.iterate(stream, first, stop=end) if end > first else ():
-                check.add(message.offset, entry_of(message.headers, message.body, header))
+                check.add(message.offset, entry_of(message, header))
                 messages_read += 1
                 if progress is not None and messages_read % PROGRESS_MESSAGES == 0:
                     progress(report)

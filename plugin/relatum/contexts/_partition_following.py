@@ -61,7 +61,7 @@ class Piece:
         for message in batch.each_message():
             if message.raw is not None and CONTROL_BYTES not in message.raw:
                 continue
-            entry = entry_of(message.headers, message.body, "")
+            entry = entry_of(message, "")
             named = entry.source if isinstance(entry, Marker) else None
             if isinstance(entry, Adoption):
                 named = entry.stream
@@ -253,7 +253,7 @@ class Following:
             if message.offset in piece.foreign:
                 self.log.lost_to(message.offset + 1)
                 continue
-            entry = entry_of(message.headers, message.body, self._header)
+            entry = entry_of(message, self._header)
             verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from relatum.common.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.common.limits import INTEGER_MAX
+from relatum.reading import Message
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
 """Bytes that every control message contains, and few other messages do."""
@@ -122,10 +123,11 @@ def decode(kind: object, body: bytes) -> Control | None:
     return control if all(_is_storable(name, getattr(control, name)) for name in control.__slots__) else None
 
 
-def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
+def entry_of(message: Message, context_header: str) -> Entry:
     """Return the entry of a message; `context_header` names contexts in this super stream."""
+    headers = message.headers
     kind = headers.get(CONTROL_HEADER)
-    if kind is not None and (control := decode(kind, body)) is not None:
+    if kind is not None and (control := decode(kind, message.body)) is not None:
         return control
     context = headers.get(context_header)
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))

@@ -32,7 +32,7 @@ from relatum.errors import (
 )
 from relatum.metrics import Histogram
 from relatum.outcomes import Outcomes
-from relatum.reading import BrokerAddress, Message, SharedReader, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
 
 logger = logging.getLogger("relatum.interception")
@@ -188,7 +188,7 @@ class Locator:
         self.receipt_s = receipt_s
         self._bindings: dict[str, tuple[float, frozenset[str]]] = {}
         self._warnings: set[tuple[str, str]] = set()
-        self._reader = SharedReader(address, timeout_s=_CONNECT_S)
+        self._reader = StreamReader.lazy(address, timeout_s=_CONNECT_S)
         self._is_closed = False
         # The reference is weak: a connection dropped without `release` is freed without a run of the garbage collector.
         self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
@@ -281,7 +281,7 @@ class Locator:
                 yield reader
             return
         try:
-            yield self._reader.get()
+            yield self._reader
         except UsedAfterClose as error:
             raise ConnectionLost("the connection was released during the search") from error
 

@@ -15,7 +15,7 @@ from relatum.reading._agreement import (
     position_of,
 )
 from relatum.reading._amqp import blocking_connection, close_in_time, in_time
-from relatum.reading._async_reader import AsyncStreamReader, SharedReader
+from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._bounds import StreamBounds, concerns_broker, refusal
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import STREAM_PORT_ERRORS, SocketConnection, stream_connection
@@ -33,7 +33,7 @@ from relatum.reading._message_parts import (
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._plan import Result
-from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
 from relatum.wire.chunk import UnreadableRecord
@@ -60,7 +60,6 @@ __all__ = [
     "ReaderStatistics",
     "RecordBatch",
     "Result",
-    "SharedReader",
     "SocketConnection",
     "StreamBounds",
     "StreamPlaces",
@@ -74,7 +73,6 @@ __all__ = [
     "blocking_connection",
     "bounds_of_known",
     "bounds_or_error",
-    "check_limit",
     "claimed_identity",
     "close_in_time",
     "concerns_broker",

@@ -26,6 +26,7 @@ from relatum.errors import (
 from relatum.reading._bounds import StreamBounds, concerns_broker
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message, type_and_id_of
+from relatum.reading._message_parts import body_of_record
 from relatum.wire import amqp10, frames
 from relatum.wire.frames import Code, Confirmed, Refused
 
@@ -49,10 +50,7 @@ class Agreement(Enum):
     """Retention has dropped the offset. So the message cannot be compared, but nothing contradicts it."""
 
     OTHER = "other"
-    """The offset has another message: the stream was declared again, or lost its tail and reused its offsets."""
-
-    ENDS_BEFORE = "ends before"
-    """The leader reports that the stream ends before the offset: it lost its tail, or was declared again."""
+    """The offset has another message, or none by the leader's word: the stream was declared again, or lost its tail."""
 
     UNKNOWN = "unknown"
     """The answer proves nothing: a node lags or is starting, or the leader is unreachable. Query again later."""
@@ -61,8 +59,8 @@ class Agreement(Enum):
 def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreement:
     """Return whether a stream still has the message that was at a position.
 
-    Only `OTHER` and `ENDS_BEFORE` mean that the stream has changed. Even then, a prefix may be unchanged. A caller that
-    knows more positions can find the prefix's end by bisection.
+    Only `OTHER` means that the stream has changed. Even then, a prefix may be unchanged. A caller that knows more
+    positions can find the prefix's end by bisection.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: The stream cannot be read.
@@ -94,18 +92,12 @@ def agreements(
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
     """Return the agreement of a position, given the result of reading its offset. Does no I/O."""
-    if isinstance(found, StreamUnavailable):
-        return Agreement.UNKNOWN
+    if isinstance(found, Message):
+        is_same = position.agrees(_fingerprint_of(found), found.chunk_ms)
+        return Agreement.SAME if is_same else Agreement.OTHER
     if isinstance(found, OffsetExpired):
         return Agreement.EXPIRED
-    if isinstance(found, OffsetNotFound):
-        if not found.is_proven:
-            return Agreement.UNKNOWN
-        last: int | None = found.last
-        # The broker itself uses an offset within the stream that has no message. So the known message is gone.
-        return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
-    is_same = position.agrees(_fingerprint_of(found), found.chunk_ms)
-    return Agreement.SAME if is_same else Agreement.OTHER
+    return Agreement.OTHER if isinstance(found, OffsetNotFound) and found.is_proven else Agreement.UNKNOWN
 
 
 def position_of(message: Message) -> Position:
@@ -114,7 +106,9 @@ def position_of(message: Message) -> Position:
 
 
 def _fingerprint_of(message: Message) -> int:
-    return fingerprint(type_and_id_of(message)[1], message.body)  # This decodes only id and body.
+    # This decodes only id and body. A record that cannot be unpacked identifies its stream as an empty body.
+    body = message.body if message.raw is None else body_of_record(message.raw)
+    return fingerprint(type_and_id_of(message)[1], body)
 
 
 # --- the broker's identity -------------------------------------------------------------------------------------------

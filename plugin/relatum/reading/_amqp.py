@@ -16,7 +16,7 @@ from pika.exceptions import AMQPError, AuthenticationError, ChannelClosedByBroke
 
 from relatum.common.checks import seconds_text
 from relatum.common.client_logs import own_connection
-from relatum.common.waiting import left_s
+from relatum.common.waiting import LEAST_S, left_s
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -29,15 +29,11 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._connecting import (
     BROKERS_MAX,
-    CONNECT_S_MIN,
     HEARTBEAT_S,
     first_answering,
     nested_errors,
     reach_error,
 )
-
-GOODBYE_S: Final = 0.5
-"""Time limit in seconds for the broker to answer Connection.Close."""
 
 _NO_VHOST: Final = 530
 """The reply code NOT_ALLOWED: the virtual host does not exist, or the user may not use it."""
@@ -65,7 +61,7 @@ class UnnamedCluster(ConfigurationError):
 @lru_cache(BROKERS_MAX)
 def expected_cluster(address: BrokerAddress) -> str:
     """Return the name of the cluster that must answer on a guessed stream port. Cached."""
-    with asking(address, max(CONNECT_S_MIN, left_s())) as connection:
+    with asking(address, max(LEAST_S, left_s())) as connection:
         cluster_name = connection._impl.server_properties.get("cluster_name")
     name = cluster_name.decode(errors="replace") if isinstance(cluster_name, bytes) else cluster_name
     if not isinstance(name, str) or not name:
@@ -135,7 +131,7 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
 def close_in_time(connection: pika.BlockingConnection) -> None:
     """Close a connection, even if the broker does not answer."""
     if connection.is_open:
-        with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+        with suppress(AMQPError, OSError), in_time(connection, LEAST_S):
             connection.close()
 
 

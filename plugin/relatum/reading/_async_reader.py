@@ -1,14 +1,13 @@
-"""`AsyncStreamReader` for asyncio tasks, and `SharedReader` for threads, whose first caller opens it."""
+"""`AsyncStreamReader`: reads streams in asyncio tasks."""
 
 import asyncio
 import sys
-import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from relatum.common.closing import AsyncClosing
-from relatum.common.processes import after_fork, refuse_in_child
+from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.reading._address import AnyBroker
@@ -83,11 +82,7 @@ class AsyncStreamReader(AsyncClosing):
             heartbeat_s=heartbeat_s,
             broker_connections_max=broker_connections_max,
         )
-        threads = Threads(1, "relatum-reader-opening")
-        try:
-            reader = await in_thread(threads, opening, returned=StreamReader.close)
-        finally:
-            threads.shutdown()
+        reader = await in_thread(None, opening, returned=StreamReader.close)
         return cls(reader, timeout_s, broker_connections_max)
 
     def read_many(
@@ -216,52 +211,3 @@ class AsyncStreamReader(AsyncClosing):
             finally:
                 if has_turn:
                     self._turns.leave(use)
-
-
-class SharedReader:
-    """Opens a reader at the first use, once for all threads. `options` are those of `StreamReader.open`.
-
-    `opened`: The reader; None before the first use. `refusing`: The message of `UsedAfterClose`.
-    """
-
-    def __init__(
-        self,
-        broker: AnyBroker,
-        *,
-        timeout_s: float = 10.0,
-        refusing: str = "the reader was closed: open another one",
-        **options: Any,
-    ) -> None:
-        self._open = partial(StreamReader.open, broker, timeout_s=timeout_s, **options)
-        self._timeout_s = timeout_s
-        self._refusing = refusing
-        self.opened: StreamReader | None = None
-        self._is_closed = False
-        self._renew()
-        after_fork(self, SharedReader._renew)
-
-    def _renew(self) -> None:
-        self._opening = threading.Lock()
-
-    def get(self) -> StreamReader:
-        """Return the reader. Raises the errors of `StreamReader.open`, and `UsedAfterClose` after `close`."""
-        reader = self.opened
-        if reader is None and not self._is_closed:
-            # A silent broker may take all of the first caller's time. Other callers wait no longer than their own.
-            if not self._opening.acquire(timeout=left_s(self._timeout_s)):
-                raise ReadTimeout("an earlier call is still connecting to the broker, which did not answer: try again")
-            try:
-                reader = self.opened = self.opened or self._open()
-            finally:
-                self._opening.release()
-        if reader is None or self._is_closed:
-            # If another thread called `close` during the opening, this thread must close the reader.
-            self.close()
-            raise UsedAfterClose(self._refusing)
-        return reader
-
-    def close(self) -> None:
-        """Close the reader. If another thread is opening it, that thread closes it. Idempotent."""
-        self._is_closed = True
-        if self.opened is not None:
-            self.opened.close()

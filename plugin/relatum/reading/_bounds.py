@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import index
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from relatum.common.checks import shown
 from relatum.common.limits import INTEGER_MAX
@@ -72,14 +72,18 @@ def check_time() -> None:
         raise ReadTimeout(f"The call has timed out ({current()}). Try again.")
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, also one of another library (numpy)."""
+    try:
+        return index(value) is not None and not isinstance(value, bool)
+    except TypeError:
+        return False
+
+
 def check_integers(offsets: Iterable[int]) -> None:
-    """Raise `InvalidInput` for an offset that is not an integer. Integers of other libraries (numpy) are valid."""
+    """Raise `InvalidInput` for an offset that is not an integer."""
     for offset in offsets:
-        try:
-            is_integer = index(offset) is not None and not isinstance(offset, bool)
-        except TypeError:
-            is_integer = False
-        if not is_integer:
+        if not is_integer(offset):
             raise InvalidInput(f"An offset must be an integer, not {shown(offset)}.")
 
 

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 from pika.exceptions import ConnectionOpenAborted
 
-from relatum.common.waiting import LOOK_S, Deadline, call_in_time, current, ended, has_passed
+from relatum.common.waiting import LEAST_S, LOOK_S, Deadline, call_in_time, current, ended, has_passed
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -37,12 +37,6 @@ logger = logging.getLogger("relatum.broker")
 
 HEARTBEAT_S: Final = 10
 """The requested heartbeat interval in seconds. A frozen broker is detected after 1.5 times as long."""
-
-CONNECT_S_MIN: Final = 0.5
-"""Minimum seconds for connecting to an address, even if other addresses have used up the timeout."""
-
-HANDSHAKE_S_MIN: Final = 0.5
-"""Minimum seconds for the TLS handshake, even if connecting has used up the timeout."""
 
 SHARE_S_MIN: Final = 0.01
 """Minimum seconds for one of a host's addresses. A timeout of 0 would make the socket non-blocking."""
@@ -81,7 +75,7 @@ def first_answering(
     """
     until, addresses, errors = time.monotonic() + within_s, ordered_addresses(address), list[RelatumError]()
     for number, one in enumerate(addresses):
-        share_s = max(min(CONNECT_S_MIN, within_s), (until - time.monotonic()) / (len(addresses) - number))
+        share_s = max(min(LEAST_S, within_s), (until - time.monotonic()) / (len(addresses) - number))
         try:
             connection = connect(one, share_s)
         except TRY_NEXT_AFTER as error:
@@ -118,7 +112,7 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
     Another thread connects, because name resolution ignores deadlines. The caller waits until its deadline at most.
     """
     until = time.monotonic() + within_s
-    deadline = Deadline(within_s if tls is None else within_s + HANDSHAKE_S_MIN, current())
+    deadline = Deadline(within_s if tls is None else within_s + LEAST_S, current())
     return call_in_time(deadline, _connected, host, port, tls, name, until, unwanted=socket.socket.close)
 
 
@@ -140,7 +134,7 @@ def _connected(host: str, port: int, tls: ssl.SSLContext | None, name: str | Non
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        stream.settimeout(max(HANDSHAKE_S_MIN, until - time.monotonic()))
+        stream.settimeout(max(LEAST_S, until - time.monotonic()))
         return stream if tls is None else tls.wrap_socket(stream, server_hostname=name)
     except BaseException:
         stream.close()

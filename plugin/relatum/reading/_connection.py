@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from relatum.common.processes import after_fork
-from relatum.common.waiting import has_passed, within
+from relatum.common.waiting import LEAST_S, has_passed, within
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -52,9 +52,6 @@ SILENCE_HEARTBEATS: Final = 1.5
 
 RECEIVE_BYTES: Final = 256 << 10
 """Maximum bytes of one read: more than a socket buffer usually holds, so one call empties it."""
-
-SEND_S_MIN: Final = 0.5
-"""Minimum seconds for a send, even if the time for the answer is shorter."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 """Time limit in seconds for sending the last bytes of a connection or subscription."""
@@ -217,7 +214,7 @@ class SocketConnection:
         """Send the session's pending bytes. After `TimeoutError`, some of them may have been sent."""
         outgoing = self.session.take_outgoing()
         if outgoing:
-            self._send(outgoing, time.monotonic() + max(timeout_s, SEND_S_MIN))
+            self._send(outgoing, time.monotonic() + max(timeout_s, LEAST_S))
             self._sent_at = time.monotonic()
 
     def _send(self, data: bytes, until: float) -> None:

@@ -9,7 +9,7 @@ from relatum.common.checks import checked_count, checked_name, shown
 from relatum.common.headers import TIME_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
-from relatum.errors import InvalidInput
+from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.reading._message_parts import (
     EPOCH,
     MICROSECOND,
@@ -21,6 +21,7 @@ from relatum.reading._message_parts import (
     type_and_id_in,
 )
 from relatum.reading._message_values import Properties, TimeSource
+from relatum.wire.chunk import UnreadableRecord
 
 
 class _Assignable:
@@ -100,7 +101,18 @@ class Message(_Assignable):
 
     @property
     def body(self) -> bytes:
-        """The body; if the message is not AMQP 1.0, all its bytes."""
+        """The body; if the message is not AMQP 1.0, all its bytes.
+
+        Raises:
+            UndecodableMessage: The message's compressed batch cannot be unpacked, so its headers and properties are
+                unknown, too, and appear empty.
+        """
+        if isinstance(self._raw, UnreadableRecord):
+            raise UndecodableMessage(
+                f"the message at offset {self.offset} of {self.stream!r} cannot be read: {self._raw.reason}",
+                stream=self.stream,
+                offset=self.offset,
+            )
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
-from relatum.common.waiting import left_s
+from relatum.common.waiting import LEAST_S, left_s
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -22,15 +22,14 @@ from relatum.errors import (
     StreamNotFound,
     StreamNotHere,
     Transient,
-    UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import name_missing
 from relatum.reading._bounds import check_time
-from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, ordered_addresses
+from relatum.reading._connecting import HEARTBEAT_S, ordered_addresses
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, Pool, Use
+from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, REFUSING, Pool, Use
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 
@@ -63,7 +62,7 @@ class Nodes:
     """The connections of one reader to all nodes. Thread-safe: no two requests share a connection.
 
     `current`: Of several addresses, the one that answered last. `losses`: The number of lost connections to each node.
-    `densities`: The chunk sizes of streams. `server_properties`: Those of the connected node, from the opening.
+    `densities`: The chunk sizes of streams. `server_properties`: Those of the node that was connected first.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class Nodes:
         timeout_s: float,
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
+        refusing: str = REFUSING,
     ) -> None:
         self.address = address
         self.current = ordered_addresses(address)[0]
@@ -81,14 +81,9 @@ class Nodes:
         self.server_properties: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self.pool = Pool(connections_max)
+        self.pool = Pool(connections_max, refusing)
         self._reached: set[NodeAddress] = set()
         self._unreachable_until: dict[NodeAddress, float] = {}
-
-    def open(self) -> None:
-        """Connect once, to raise configuration errors now."""
-        with self._lent(Use.ANSWER, None, time.monotonic() + self.limit_s) as connection:
-            self.server_properties = connection.session.server_properties
 
     @property
     def limit_s(self) -> float:
@@ -103,7 +98,7 @@ class Nodes:
             # An idle connection sends no heartbeats, so the broker must not expect any before `IDLE_S`.
             is_followed = use is Use.FOLLOW or not self._heartbeat_s
             heartbeat_s = self._heartbeat_s if is_followed else max(self._heartbeat_s, int(IDLE_S))
-            return self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()), heartbeat_s)
+            return self._open(node, max(LEAST_S, deadline - time.monotonic()), heartbeat_s)
 
         with self.pool.lend(node, use, deadline, connect) as connection:
             connection.deadline = deadline
@@ -120,6 +115,7 @@ class Nodes:
         within_s = left_s(within_s)
         if node is None:
             connection = stream_connection(self.address, within_s, heartbeat_s)
+            self.server_properties = self.server_properties or connection.session.server_properties
             at = ordered_addresses(self.address)[0]
             if at != self.current:
                 self.current = at
@@ -164,8 +160,7 @@ class Nodes:
 
     def link(self, node: Node) -> SocketConnection:
         """Return a new logged-in connection to a node. The caller owns it; no limit counts it. Raises as `query`."""
-        if self.pool.is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
+        self.pool.check_open()
         return self._open(node, self._timeout_s, self._heartbeat_s)
 
     def query(self, request: Request[_Result], node: Node = None) -> _Result:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
-from relatum.common.checks import checked_count, seconds_text
+from relatum.common.checks import seconds_text
 from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting import LOOK_S
 from relatum.errors import ConnectionsInUse, UsedAfterClose
@@ -40,13 +40,11 @@ IDLE_S: Final = 60.0
 """Seconds after which an idle connection is not reused but closed, because networks drop connections without traffic.
 It is also these connections' minimum heartbeat interval, so that the broker closes those of a dead client."""
 
+REFUSING: Final = "the reader was closed: open another one"
+"""The default message of `UsedAfterClose`."""
+
 RESERVED_DIVISOR: Final = 4
 """The limit divided by this is the number of turns that iterations never get; at least one."""
-
-
-def check_limit(broker_connections_max: int) -> None:
-    """Raise `InvalidInput` for a limit that is not an integer of at least 2."""
-    checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 
 class Use(Enum):
@@ -171,8 +169,9 @@ class Pool:
     In a forked child, all turns are free and there is no connection: the connections belong to the parent.
     """
 
-    def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, limit: int = CONNECTIONS_MAX, refusing: str = REFUSING) -> None:
         self._turns = Turns(limit)
+        self._refusing = refusing
         self._idle: list[tuple[NodeAddress | None, SocketConnection]] = []
         self._opened = self._connections_out = 0
         self.is_closed = False
@@ -189,6 +188,10 @@ class Pool:
         """Whether a call may get one more connection: less than half are in use, and no call waits."""
         return 2 * self._turns.in_use < self._turns.limit and not self._turns.waiting
 
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise UsedAfterClose(self._refusing)
+
     def statistics(self) -> ReaderStatistics:
         turns = self._turns
         return ReaderStatistics(
@@ -203,8 +206,7 @@ class Pool:
 
         Waits for a turn until `deadline`. After the block, the connection is kept for other calls, or closed.
         """
-        if self.is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
+        self.check_open()
         check_time()
         turns, connection, is_followed = self._turns, None, use is Use.FOLLOW
         turn = turns.enter(use)

@@ -40,7 +40,7 @@ from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, ReaderStatistics, Turns, Use
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
@@ -91,13 +91,37 @@ class StreamReader(Closing):
                 unusable.
             InvalidInput: `broker_connections_max` is not an integer of at least 2.
         """
+        reader = cls.lazy(
+            broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
+        )
+        # Connects once, to raise configuration errors now.
+        reader.missing([])
+        return reader
+
+    @classmethod
+    def lazy(
+        cls,
+        broker: AnyBroker,
+        *,
+        timeout_s: float = 10.0,
+        heartbeat_s: int = HEARTBEAT_S,
+        broker_connections_max: int = CONNECTIONS_MAX,
+        refusing: str = REFUSING,
+    ) -> Self:
+        """Return a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
         address = BrokerAddress.of(broker)
-        check_limit(broker_connections_max)
+        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        nodes = Nodes(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections_max=broker_connections_max)
-        nodes.open()
-        reader = cls(nodes)
+        reader = cls(
+            Nodes(
+                address,
+                timeout_s=timeout_s,
+                heartbeat_s=heartbeat_s,
+                connections_max=broker_connections_max,
+                refusing=refusing,
+            )
+        )
         metrics.report(reader)
         return reader
 

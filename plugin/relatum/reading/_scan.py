@@ -5,14 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from operator import index
 from typing import Final, Literal
 
 from relatum.common.checks import checked_count, checked_name, shown
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import left_s
 from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
-from relatum.reading._bounds import check_time
+from relatum.reading._bounds import check_time, is_integer
 from relatum.reading._connection import CLOSE_TIMEOUT_S, Attach, SocketConnection
 from relatum.reading._leaders import Leaders, NotSettled, NotTheLeader, attach_at_end, check_leading, not_settled
 from relatum.reading._message import Message
@@ -106,13 +105,8 @@ class Scan:
     def of(cls, stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> "Scan":
         """Return the scan of a caller's arguments; `InvalidInput` if one is invalid."""
         checked_name("stream", stream)
-        if stop is not None:
-            try:
-                is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
-            except TypeError:
-                is_offset = False
-            if not is_offset:
-                raise InvalidInput(f"stop= takes an offset or None, not {shown(stop)}")
+        if stop is not None and not (is_integer(stop) and 0 <= stop <= INTEGER_MAX + 1):
+            raise InvalidInput(f"stop= takes an offset or None, not {shown(stop)}")
         return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
 
     def end(self, tail: Attach) -> int | None:

@@ -212,7 +212,7 @@ def plan_verification(
         )
     known = last_position(rows)
     agreed = None if known is None else agreement(reader, name, known)
-    if known is not None and agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+    if known is not None and agreed is Agreement.OTHER:
         result.add(Difference("replaced", known.offset, table="streams"))
         return result, None
     for difference in compare_coverage(rows, bounds.first, bounds.last if bounds.is_proven else None):

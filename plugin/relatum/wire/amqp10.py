@@ -307,7 +307,9 @@ def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[in
             is_list = code in (0xC0, 0xD0)
             items = _items(raw, position, "list" if is_list else "map", depth + 1, values_left or [VALUES_MAX])
             pairs = zip(items[::2], items[1::2], strict=not is_list)
-            return items if is_list else {_as_key(key): value for key, value in pairs}, end
+            # The `repr` of a key that is not hashable.
+            values = {repr(key) if isinstance(key, list | dict) else key: value for key, value in pairs}
+            return items if is_list else values, end
     except UndecodableMessage as error:
         if getattr(error, "is_too_much", False):
             kind = "too many values"
@@ -328,15 +330,6 @@ def _items(raw: bytes, position: int, kind: str, depth: int, values_left: list[i
     if at != end:
         raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size does not match its content")
     return values
-
-
-def _as_key(value: Any) -> Any:
-    """Return a map's key, or its `repr` if it is not hashable."""
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value
 
 
 _BINARY: Final = {0xA0: 2, 0xB0: 5}

@@ -94,11 +94,8 @@ def decode_deliver(frame: bytes) -> Chunk:
         raise ProtocolError("A Deliver frame ends before its chunk begins.") from error
     if version not in (1, 2):
         raise ProtocolError(f"Version {version} of a Deliver frame is unknown; 1 and 2 are known.")
-    return _checked(frame, start + _HEADER.size, subscription, header)
-
-
-def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int, ...]) -> Chunk:
     magic, kind, entries, records, time_ms, epoch, first, checksum, length, _trailer, _filter = header
+    data_start = start + _HEADER.size
     data_end = data_start + length
     if magic >> 4 != _MAGIC or magic & 0x0F != _VERSION or kind != _USER_CHUNK:
         raise ChunkCorrupt(f"A chunk begins with {magic:#04x}, type {kind}: it is not a chunk of messages.")

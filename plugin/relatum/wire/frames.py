@@ -87,7 +87,6 @@ _HEAD_CORRELATED: Final = struct.Struct(">IHHI")
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">BI")
-_SEQUENCE: Final = struct.Struct(">Q")
 _REFUSAL: Final = struct.Struct(">QH")
 
 
@@ -154,19 +153,11 @@ class Cursor:
         self._data = data
         self._position = position
 
-    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
-        try:
-            values = layout.unpack_from(self._data, self._position)
-        except struct.error as error:
-            raise ProtocolError("A frame of the stream protocol is truncated.") from error
-        self._position += layout.size
-        return values
-
     def uint16(self) -> int:
-        return self.unpack(_U16)[0]
+        return int.from_bytes(self.take(2))
 
     def uint32(self) -> int:
-        return self.unpack(_U32)[0]
+        return int.from_bytes(self.take(4))
 
     def count(self, bytes_each: int) -> int:
         """Read the length of an array whose elements take at least `bytes_each` bytes. -1 (no array) counts as 0."""
@@ -180,7 +171,7 @@ class Cursor:
     def take(self, length: int) -> bytes:
         end = self._position + length
         if end > len(self._data):
-            raise ProtocolError("A string of the stream protocol is longer than its frame.")
+            raise ProtocolError("A frame of the stream protocol is truncated.")
         value = self._data[self._position : end]
         self._position = end
         return value
@@ -340,24 +331,20 @@ def _decode_places(cursor: Cursor, brokers: dict[int, NodeAddress]) -> StreamPla
 def decode_stats(body: bytes) -> dict[str, int]:
     """Decode the statistics of a stream by name. The names depend on the broker's version."""
     cursor = Cursor(body)
-    signed = struct.Struct(">q")
-    return {cursor.string(): cursor.unpack(signed)[0] for _ in range(cursor.count(10))}
+    return {cursor.string(): int.from_bytes(cursor.take(8), signed=True) for _ in range(cursor.count(10))}
 
 
 def decode_sequence(body: bytes) -> int:
     """Decode the last publishing id in the answer to QueryPublisherSequence. 0 means none."""
-    return Cursor(body).unpack(_SEQUENCE)[0]
+    return int.from_bytes(Cursor(body).take(8))
 
 
 def decode_outcome(data: bytes) -> Confirmed | Refused:
     """Decode a PublishConfirm or PublishError frame, from its key on (without the size)."""
-    key = int.from_bytes(data[:2], "big")
-    publisher, count = Cursor(data, 4).unpack(_COUNT)
-    start = 4 + _COUNT.size
-    each = _SEQUENCE.size if key == Command.PUBLISH_CONFIRM else _REFUSAL.size
-    if len(data) - start < count * each:
-        raise ProtocolError("A PublishConfirm or PublishError frame is truncated.")
-    end = start + count * each
-    if key == Command.PUBLISH_CONFIRM:
-        return Confirmed(publisher, struct.unpack_from(f">{count}Q", data, start))
-    return Refused(publisher, tuple(_REFUSAL.iter_unpack(data[start:end])))
+    cursor = Cursor(data, 4)
+    publisher = cursor.take(1)[0]
+    if int.from_bytes(data[:2]) == Command.PUBLISH_CONFIRM:
+        count = cursor.count(8)
+        return Confirmed(publisher, struct.unpack(f">{count}Q", cursor.take(8 * count)))
+    refusals = cursor.take(_REFUSAL.size * cursor.count(_REFUSAL.size))
+    return Refused(publisher, tuple(_REFUSAL.iter_unpack(refusals)))

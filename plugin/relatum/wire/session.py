@@ -4,7 +4,6 @@ The session answers the server's Tune and Close, ignores its heartbeats, numbers
 into frames in linear time. Its owner logs in, sends what `take_outgoing()` returns, and passes bytes to `receive()`.
 """
 
-import struct
 from typing import Final, NamedTuple
 
 from relatum.errors import (
@@ -30,10 +29,6 @@ FILES_CLOSED_SINCE: Final = (3, 12)
 subscription until the connection ends; at its limit of open files the node fails. Source: rabbitmq-server issue 6317,
 fixed in patch releases of 3.10 and 3.11 after November 2022. They are treated as leaking, too, which costs little."""
 
-_SIZE: Final = struct.Struct(">I")
-_KEYS: Final = struct.Struct(">HH")
-_ANSWER: Final = struct.Struct(">HHIH")
-_TUNE: Final = struct.Struct(">HHII")
 _MAY_LACK_RESPONSE_BIT: Final = (Command.ROUTE, Command.PARTITIONS)
 _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
@@ -54,14 +49,12 @@ class StreamMoved(NamedTuple):
     """The server ended all subscriptions to a stream, which was moved or deleted."""
 
     stream: str
-    code: int
 
 
 class CreditRefused(NamedTuple):
     """The server refused credit: it has no subscription of this id, or has ended it."""
 
     subscription: int
-    code: int
 
 
 class Damaged(NamedTuple):
@@ -169,7 +162,7 @@ class StreamSession:
         size_max = frames.FRAME_BYTES_MAX if self.is_open else frames.HANDSHAKE_FRAME_BYTES_MAX
         with memoryview(buffer) as view:
             while available - position >= 4:
-                (size,) = _SIZE.unpack_from(view, position)
+                size = int.from_bytes(view[position : position + 4])
                 if not 4 <= size <= size_max:
                     if not self.server_properties:
                         raise AnotherProtocol("The first bytes of the answer are not a frame of the stream protocol.")
@@ -186,7 +179,7 @@ class StreamSession:
         return events
 
     def _event(self, frame: bytes) -> Event | None:
-        key, _version = _KEYS.unpack_from(frame)
+        key = int.from_bytes(frame[:2])
         if key == Command.DELIVER:
             try:
                 return decode_deliver(frame)
@@ -198,40 +191,31 @@ class StreamSession:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)
         if key in _OUTCOMES:
             return frames.decode_outcome(frame)
-        self._command(key, frame)
-        if key == Command.METADATA_UPDATE:
-            cursor = frames.Cursor(frame, 4)
-            code = cursor.uint16()
-            return StreamMoved(cursor.string(), code)
-        return None
+        return self._command(key, frame)
 
     def _answer(self, key: int, frame: bytes) -> Event | None:
+        cursor = frames.Cursor(frame, 4)
         if key == Command.CREDIT:
-            cursor = frames.Cursor(frame, 4)
-            code = cursor.uint16()
-            return CreditRefused(cursor.take(1)[0], code)
+            return CreditRefused(frames.Cursor(frame, 6).take(1)[0])
         if key == Command.METADATA:
-            cursor = frames.Cursor(frame, 4)
             return Answer(cursor.uint32(), Code.OK, cursor.rest())
-        if len(frame) < _ANSWER.size:
-            raise ProtocolError("An answer of the stream protocol is truncated.")
-        _, _, correlation, code = _ANSWER.unpack_from(frame)
+        correlation, code = cursor.uint32(), cursor.uint16()
         if correlation in self._unsubscribing:
             self._subscriptions.discard(self._unsubscribing.pop(correlation))
-        return Answer(correlation, code, frame[_ANSWER.size :])
+        return Answer(correlation, code, cursor.rest())
 
-    def _command(self, key: int, frame: bytes) -> None:
-        """Handle a server's command: answer Tune; answer Close, then raise; ignore all others."""
+    def _command(self, key: int, frame: bytes) -> Event | None:
+        """Handle a server's command: answer Tune; answer Close, then raise; ignore most others."""
+        cursor = frames.Cursor(frame, 4)
+        if key == Command.METADATA_UPDATE:
+            return StreamMoved(frames.Cursor(frame, 6).string())
         if key == Command.TUNE:
-            if len(frame) < _TUNE.size:
-                raise ProtocolError("A Tune frame is truncated.")
-            _, _, frame_bytes_max, heartbeat_s = _TUNE.unpack_from(frame)
+            frame_bytes_max, heartbeat_s = cursor.uint32(), cursor.uint32()
             self.heartbeat_s = min(self.heartbeat_s, heartbeat_s or self.heartbeat_s)
             self.send_bytes_max = frame_bytes_max
             self.send(frames.tune(frame_bytes_max, self.heartbeat_s))
             self.is_tuned = True
         elif key == Command.CLOSE:
-            cursor = frames.Cursor(frame, 4)
             correlation, code, reason = cursor.uint32(), cursor.uint16(), cursor.string()
             self.send(frames.answer(Command.CLOSE, correlation, Code.OK))
             self.is_open = False
@@ -239,6 +223,7 @@ class StreamSession:
                 raise AccessRefused("The virtual host does not exist, or this user may not use it.")
             reason = reason or "it gave no reason"
             raise ConnectionLost(f"The broker closed the stream connection: {reason} ({code_name(code)}).")
+        return None
 
     def send_close(self) -> None:
         """Append Close to the pending bytes. The caller need not wait for the answer."""

@@ -21,7 +21,7 @@ LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was shortened."""
 
 LEAST_S: Final = 0.5
-"""Minimum seconds for a last request, which is made even if the call has less time left, or none."""
+"""Minimum seconds for a step that is made even if the call has less time left, or none: a last request, a handshake."""
 
 STOPPED_S: Final = 1.0
 """Seconds that a stopping component waits for a server's answer."""

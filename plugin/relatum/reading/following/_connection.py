@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from relatum.errors import ConnectionLost, RelatumError, StreamUnavailable
 from relatum.reading import SocketConnection, refusal
+from relatum.reading._connecting import WOULD_BLOCK
 from relatum.reading._connection import RECEIVE_BYTES, SILENCE_HEARTBEATS
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
@@ -173,29 +174,21 @@ class Subscriptions:
     def receive(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is Chunk:
-                subscription = self._by_id.get(event.subscription)
-                if subscription is not None:
-                    subscription.on_chunk(event)
-                    subscription.followed.on_chunk(event)
+                receiver = self._by_id.get(event.subscription)
+                if receiver is not None:
+                    receiver.on_chunk(event)
+                    receiver.followed.on_chunk(event)
             elif type(event) is Answer:
                 self._answered(event)
             elif type(event) is StreamMoved:
                 error = StreamUnavailable(f"The stream {event.stream!r} moved or was deleted.", stream=event.stream)
                 for each in [each for each in self._by_id.values() if each.followed.stream == event.stream]:
                     self._end(each, error)
-            elif isinstance(event, CreditRefused | Damaged):
-                self._fail(event)
-
-    def _fail(self, event: CreditRefused | Damaged) -> None:
-        subscription = self._by_id.get(event.subscription)
-        if subscription is None:
-            return
-        if isinstance(event, Damaged):
-            self._end(subscription, event.error)
-        else:
-            stream = subscription.followed.stream
-            dropped = StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
-            self._end(subscription, dropped)
+            elif isinstance(event, CreditRefused | Damaged) and event.subscription in self._by_id:
+                subscription = self._by_id[event.subscription]
+                stream = subscription.followed.stream
+                dropped = StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+                self._end(subscription, event.error if isinstance(event, Damaged) else dropped)
 
     def _answered(self, answer: Answer) -> None:
         for number in self._barriers.pop(answer.correlation, ()):
@@ -223,8 +216,6 @@ UNSENT_BYTES_MAX: Final = 1 << 20
 
 HEARTBEAT_CHECK_S: Final = 1.0
 """Interval of heartbeat checks, in seconds."""
-
-_WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
@@ -263,7 +254,7 @@ class Connection:
         for _ in range(READS_IN_A_ROW):
             try:
                 count = self._socket.recv_into(self._buffer)
-            except _WOULD_BLOCK:
+            except WOULD_BLOCK:
                 return
             except OSError as error:
                 raise _lost(error) from error
@@ -297,7 +288,7 @@ class Connection:
                 sent = self._socket.send(self._unsent)
                 del self._unsent[:sent]
                 self._sent_at = time.monotonic()
-        except _WOULD_BLOCK:
+        except WOULD_BLOCK:
             if len(self._unsent) > UNSENT_BYTES_MAX:
                 raise ConnectionLost("A stream connection was lost: the broker does not read from it.") from None
         except OSError as error:

@@ -276,7 +276,7 @@ class Followed:
             # It arrived during the query, and ends this reading.
             raise first
         assert first is held, "the inbox is processed in order"
-        if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+        if finding.agreement is Agreement.OTHER:
             raise StreamDiffers
         return finding
 

@@ -27,10 +27,8 @@ from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import (
     Agreement,
     AnyBroker,
-    BrokerAddress,
     NodeAddress,
     Position,
-    SharedReader,
     SocketConnection,
     StreamBounds,
     StreamPlaces,
@@ -41,8 +39,6 @@ from relatum.reading import (
 from relatum.reading.following._connections import Connections
 from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
 from relatum.reading.following._followed import Finding, Followed
-
-logger = logging.getLogger("relatum.follower")
 
 _DISABLED_LOGGER: Final = logging.Logger("relatum.follower.nobody")
 _DISABLED_LOGGER.disabled = True
@@ -124,7 +120,7 @@ class StreamFollower:
         self._outages = outages or Outages(_DISABLED_LOGGER)
         self._name = name
         self._who = who
-        self._reader = SharedReader(BrokerAddress.of(broker), **options)
+        self._reader = StreamReader.lazy(broker, **options)
         # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
         # one thread free, so that connecting does not queue behind them.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
@@ -172,8 +168,8 @@ class StreamFollower:
     # --- state and queries --------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """Return the follower's reader, for queries. The follower closes it. Not for the loop: opening it blocks."""
-        return self._reader.get()
+        """Return the follower's reader, for queries, which block. The follower closes it."""
+        return self._reader
 
     @property
     def is_attached(self) -> bool:
@@ -246,8 +242,6 @@ class StreamFollower:
         self._outages.over(self._who(followed.stream))
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
-        if not isinstance(error, RelatumError):
-            logger.error("cannot follow stream %r; retrying", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
