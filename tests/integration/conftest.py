@@ -14,9 +14,8 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from relatum import Broker, otel
+from relatum import otel
 from relatum.common.waiting import LoopThread
-from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store.database import Database
@@ -29,7 +28,6 @@ from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, Stage
 from tests.support.spans import Spans, collected_spans
-from tests.support.super_streams import super_stream
 
 _RECORDED = "SELECT name FROM relatum.streams WHERE vhost = '/' AND replaced_at IS NULL"
 
@@ -133,26 +131,6 @@ def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
             return list(connection.scalars(sa.text("SELECT body FROM ledger ORDER BY body")))
 
     return bodies
-
-
-@pytest.fixture
-def layout(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Layout]:
-    """A new super stream of three partitions, or as many as the file's `PARTITIONS` says."""
-    with super_stream(broker, getattr(request.module, "PARTITIONS", 3)) as made:
-        yield made
-
-
-@pytest.fixture(name="super_stream")
-def super_stream_name(layout: Layout) -> str:
-    """The name of that super stream."""
-    return layout.super_stream
-
-
-@pytest.fixture
-def contexts(super_stream: str, broker: Broker, database_url: str) -> Iterator[SerializationContexts]:
-    """Its contexts: none yet."""
-    with SerializationContexts(super_stream, database_url, broker=broker) as contexts:
-        yield contexts
 
 
 @pytest.fixture
