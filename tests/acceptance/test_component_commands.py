@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -220,7 +219,7 @@ BULK = 7
 
 
 @pytest.fixture
-def collected(place: Place) -> Iterator[None]:
+def collected(place: Place) -> None:
     """A collector of six out of ten messages: each in another state, one of no type, one of a type nobody runs."""
     place.put(*(b"%d" % n for n in range(10)))
     stream, member = place.stream, StoreMember(place.database, keep_s=3600)
@@ -232,8 +231,6 @@ def collected(place: Place) -> Iterator[None]:
     member.forward(BULK, [entry.place for entry in entries[:4]])
     reasons = dict(zip(entries[:3], (None, "no such customer", "took too long"), strict=True))
     member.finish(BULK, [Result(each.place, OutcomeStatus(each.message_id), why) for each, why in reasons.items()])
-    yield
-    member.store.dispose()
 
 
 @pytest.mark.usefixtures("collected")

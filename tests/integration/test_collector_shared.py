@@ -26,7 +26,6 @@ from relatum.collecting import (
     FlushReason,
     MessageCollector,
     Outcome,
-    OutcomeStatus,
     collector_status,
 )
 from relatum.collecting._collector_core import Advance
@@ -45,7 +44,13 @@ from relatum.store.database import Database
 from relatum.superstreams import Layout
 from tests.support import declare_stream, in_a_try, new_streams, reader_of, unique_name, wait_until
 from tests.support.collectors import (
+    COLLECTED,
+    DEAD,
+    FAILED,
     FOREVER,
+    FORWARDED,
+    SUCCEEDED,
+    UNKNOWN,
     Collecting,
     Consumer,
     Gate,
@@ -53,13 +58,11 @@ from tests.support.collectors import (
     is_attached,
     wait_status,
 )
-from tests.support.commits import AT_COMMIT
+from tests.support.commits import commits_held, make_commits_wait
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
 
-UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
-SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 CRASHES_MAX = 10
@@ -286,7 +289,6 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         wait_until(lambda: collector.flush() or len(consumer.bodies) == 3, what="all consumed")
     assert sorted(consumer.bodies) == list("xyz")
     wait_status(other, SUCCEEDED, *"xyz")
-    other.store.dispose()
 
 
 @pytest.mark.parametrize("of_all", [False, True])
@@ -317,7 +319,6 @@ def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: py
     member = StoreMember(place.database, lease_s=0.2)
     member.follow(place.stream, 0)
     member.close()
-    member.store.dispose()
 
     def first_offset() -> int:
         collecting.put(f"{next(numbers):03}" + "x" * 500)
@@ -420,7 +421,6 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
         set_attempts = "UPDATE relatum.collected_messages SET attempts = :attempts WHERE message_id = :name"
         collecting.place.sql(set_attempts, attempts=attempts, name=name)
     let_lapse(engine)
-    dead.store.dispose()
     consumer = Consumer()
     with collecting.collector(consumer, streams=[], attempts=3, dead_letter_stream=dead_stream) as collector:
         outcomes = wait_status(collector, SUCCEEDED, *"abc")
@@ -472,7 +472,6 @@ def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, m
         monkeypatch.setattr(store, "add", add_in_doubt)
         collecting.put("a")
         wait_status(collector, SUCCEEDED, "a")
-    other.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -488,7 +487,6 @@ def test_a_stream_that_is_unavailable_holds_up_no_other(
     for name, stream in (("b", copies), ("a", place.stream)):
         dead.add([Collected(MessageId(stream, 0), name, "order", 1, None)])
     dead.close()
-    dead.store.dispose()
 
     def read_some(reader: StreamReader, ids: Any, **options: Any) -> Any:
         if copies in {stream for stream, _ in ids}:
@@ -517,7 +515,6 @@ def test_a_stream_that_cannot_be_read_hides_no_status(collecting: Collecting, ch
         member.follow(stream, 0)
     [status] = collector_status(place.database, broker=place.amqp)
     assert {each.stream: each.lag_offsets for each in status.sources} == {queue: None, place.stream: 1}
-    member.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -527,7 +524,6 @@ def test_without_a_broker_nothing_is_taken_over(collecting: Collecting, engine: 
     stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
     dead.add([Collected(MessageId(stream, 0), "a", "order", 1, None)])
     let_lapse(engine)
-    dead.store.dispose()
     options: dict[str, Any] = {"streams": [], "lease_s": LEASE_S, "backoff_s": 0.0}
     leases, lease = set[Any](), "SELECT max(lease_expires_at) FROM relatum.collector_members"
     with collecting.collector(Consumer(), broker=None, **options) as collector:
@@ -672,10 +668,9 @@ def test_messages_that_cannot_be_deleted_now_cost_no_lease(collecting: Collectin
     leases, lease = set[Any](), "SELECT lease_expires_at FROM relatum.collector_members"
     with collecting.collector(Consumer(), keep_s=60, lease_s=LEASE_S) as collector:
         wait_status(collector, SUCCEEDED, "a")
-        with psycopg.connect(collecting.place.database, autocommit=True) as gate:
-            gate.execute(AT_COMMIT.replace("INSERT ON consumed", "DELETE ON relatum.collected_messages"))  # type: ignore[arg-type]
-            gate.execute("SELECT pg_advisory_lock(1)")
-            gate.execute("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
+        make_commits_wait(collecting.place.engine, "DELETE ON relatum.collected_messages")
+        with commits_held(collecting.place.engine):
+            collecting.place.sql("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
             wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 8, what="renewals")
         wait_until(lambda: collector.outcome("a").status is UNKNOWN, what="the message deleted")
 

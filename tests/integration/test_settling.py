@@ -280,10 +280,7 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> N
     """The messages of a moved context are delivered though the member was suspended as it stored their hold."""
     bed, engine = stage.bed, stage.engine
     make_commits_wait(engine)
-    stage.sql(
-        "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON relatum.serial_holds DEFERRABLE INITIALLY DEFERRED "
-        "FOR EACH ROW EXECUTE FUNCTION at_commit()"
-    )
+    make_commits_wait(engine, "INSERT ON relatum.serial_holds")
     with (
         Proxy.to(stage.database_url) as proxy,
         stage.consumer(database_url=proxy.url(stage.database_url)) as member,

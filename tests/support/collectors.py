@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -30,14 +31,21 @@ from tests.support.place import Place
 
 T = TypeVar("T")
 
+UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
+SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
+
 
 class StoreMember:
-    """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it."""
+    """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it.
+
+    Its connections are closed with the last reference to it.
+    """
 
     def __init__(
         self, database: Any, name: str = "billing", *, types: Sequence[str] = ("order",), lease_s: float = 60, **of: Any
     ) -> None:
         self.store = CollectorStore(name, database, **of)
+        weakref.finalize(self, self.store.dispose)
         self.member = self.store.open(types, lease_s)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
