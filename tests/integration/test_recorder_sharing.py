@@ -23,7 +23,6 @@ from tests.support.place import Place
 from tests.support.plans import EACH_MODE, nodes_of, plan_of_statement
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq_tools import evaluate
-from tests.support.tables import streams
 from tests.support.tapped import PASSWORD, add_users, as_user
 
 STREAMS = 6
@@ -319,7 +318,7 @@ def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine,
 def test_streams_that_are_gone_are_named(engine: sa.Engine, ids: list[int]) -> None:
     """A stream that is unknown or was replaced is missing, and is not held."""
     with engine.begin() as connection:
-        connection.execute(sa.update(streams).where(streams.c.stream_id == ids[0]).values(replaced_at=sa.func.now()))
+        connection.execute(sa.text(f"UPDATE relatum.streams SET replaced_at = now() WHERE stream_id = {ids[0]}"))
     share = beat(engine, recorder(), [*ids, 10**6])
     assert (share.held, share.missing) == (frozenset(ids[1:]), {ids[0], 10**6})
 

@@ -21,7 +21,6 @@ from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage
 from tests.support.standstill import in_time
-from tests.support.tables import settlements
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def lost_line(database_url: str) -> Iterator[tuple[Proxy, sa.Engine]]:
 
 def tokens_left(engine: sa.Engine) -> int:
     with engine.connect() as connection:
-        return int(connection.scalar(sa.select(sa.func.count()).select_from(settlements)) or 0)
+        return int(connection.scalar(sa.text("SELECT count(*) FROM relatum.settlements")))
 
 
 @pytest.mark.parametrize("comes_through", [True, False])
@@ -195,11 +194,12 @@ def test_what_was_left_behind_is_removed_by_age(engine: sa.Engine) -> None:
     """Tokens of those that died stay for a day, and no longer than somebody looks."""
     old, new = Tokens.new(), Tokens.new()
     with engine.begin() as connection:
-        day_ago = sa.func.now() - sa.text("interval '25 hours'")
-        connection.execute(sa.insert(settlements).values(token=old, written_at=day_ago))
-        connection.execute(sa.insert(settlements).values(token=new))
+        write = (
+            "INSERT INTO relatum.settlements (token, written_at) VALUES (:token, now() - make_interval(hours => :age))"
+        )
+        connection.execute(sa.text(write), [{"token": old, "age": 25}, {"token": new, "age": 0}])
         forget_settlements(connection)
-        assert list(connection.scalars(sa.select(settlements.c.token))) == [new]
+        assert list(connection.scalars(sa.text("SELECT token FROM relatum.settlements"))) == [new]
 
 
 PARTITIONS = 2
