@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum import MessageId
+from relatum import MessageId, errors
 from relatum.collecting import (
     Bulk,
     Collected,
@@ -29,15 +29,6 @@ from relatum.collecting import (
     collector_status,
 )
 from relatum.collecting._collector_core import Advance
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    DatabaseUnavailable,
-    InvalidInput,
-    NotAStream,
-    StreamNotFound,
-    StreamUnavailable,
-)
 from relatum.reading import Message, StreamReader
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
@@ -303,7 +294,7 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
         unfollow, done = store.unfollow, following.follower.done
         monkeypatch.setattr(store, "unfollow", lambda member, name: left.append(name) or unfollow(member, name))
         monkeypatch.setattr(following.follower, "done", lambda *events: released.extend(events) or done(*events))
-        events = [Failed(None if of_all else stream, 0, BrokerUnavailable("away")), Attached(stream, 0, 0)]
+        events = [Failed(None if of_all else stream, 0, errors.BrokerUnavailable("away")), Attached(stream, 0, 0)]
         collector._shared.loop.call(lambda: list(map(following._on_event, events)))
         wait_until(lambda: left and is_attached(collector, stream), what="the stream left, and followed again")
         collecting.put("a")
@@ -340,7 +331,7 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
     """A collector refuses to follow a queue; it waits for a missing stream and logs the name once."""
     place, queue = collecting.place, unique_name("queue")
     channel.queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
-    with pytest.raises(NotAStream, match=queue):
+    with pytest.raises(errors.NotAStream, match=queue):
         collecting.collector(Consumer(), streams=[place.stream, queue]).start()
     channel.queue_delete(queue)
 
@@ -360,27 +351,27 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
 def test_what_cannot_work_is_refused(collecting: Collecting, layout: Layout) -> None:
     """A collector is refused without a broker, executor or dead-letter stream, or with a wrong one, or its own."""
     for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
-        with pytest.raises(ConfigurationError, match="broker"):
+        with pytest.raises(errors.ConfigurationError, match="broker"):
             MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="amqp"):
+    with pytest.raises(errors.ConfigurationError, match="amqp"):
         MessageCollector("billing", database=NOWHERE, broker="rabbitmq-stream://localhost/", dead_letter_stream="dead")
     alone = MessageCollector("billing", database=NOWHERE)
-    with pytest.raises(ConfigurationError, match="broker"):
+    with pytest.raises(errors.ConfigurationError, match="broker"):
         alone.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))
-    with pytest.raises(InvalidInput, match="called"):
+    with pytest.raises(errors.InvalidInput, match="called"):
         alone.register_executor("order", "no executor")  # type: ignore[arg-type]
     alone.register_executor("order", Consumer())
-    with pytest.raises(InvalidInput, match="already"):
+    with pytest.raises(errors.InvalidInput, match="already"):
         alone.register_executor("order", Consumer())
-    with pytest.raises(ConfigurationError, match="executor"):
+    with pytest.raises(errors.ConfigurationError, match="executor"):
         collecting.collector().start()
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
-    with pytest.raises(ConfigurationError, match="forever"):
+    with pytest.raises(errors.ConfigurationError, match="forever"):
         collecting.collector(dead_letter_stream=collecting.place.stream)
     partition = layout.partitions[0].stream
     collector = collecting.collector(Consumer(), streams=[layout.super_stream], dead_letter_stream=partition)
-    with pytest.raises(ConfigurationError, match="forever"):
+    with pytest.raises(errors.ConfigurationError, match="forever"):
         collector.start()
 
 
@@ -465,7 +456,7 @@ def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, m
         monkeypatch.setattr(store, "add", add)
         add(*given)
         collecting.place.sql("UPDATE relatum.collector_sources SET member_id = :member", member=other.member)
-        raise DatabaseUnavailable("no answer")
+        raise errors.DatabaseUnavailable("no answer")
 
     with collector:
         wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
@@ -490,7 +481,7 @@ def test_a_stream_that_is_unavailable_holds_up_no_other(
 
     def read_some(reader: StreamReader, ids: Any, **options: Any) -> Any:
         if copies in {stream for stream, _ in ids}:
-            raise StreamUnavailable("no leader", stream=copies)
+            raise errors.StreamUnavailable("no leader", stream=copies)
         return read_all(reader, ids, **options)
 
     with monkeypatch.context() as patch, caplog.at_level("INFO", "relatum.collector"):
