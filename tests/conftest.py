@@ -352,7 +352,6 @@ def stream_name(_stream_maker: BlockingConnection) -> Iterator[str]:
 
 @pytest.fixture
 def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
     with new_streams(amqp_url, 1) as (name,):
         yield name
 

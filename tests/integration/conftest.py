@@ -39,7 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A bare blocking connection."""
     with broker_connection(amqp_url) as connection:
         yield connection
 
@@ -106,7 +105,6 @@ def failing(face: str, place: Place) -> Iterator[FailingPlace]:
 
 @pytest.fixture
 def dead_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a new stream for dead letters."""
     name = unique_name("dead")
     declare_stream(amqp_url, name)
     yield name
@@ -115,7 +113,6 @@ def dead_stream(amqp_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """The database, which stores share."""
     with closing(Database(database_url)) as shared:
         yield shared
 
@@ -149,7 +146,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def relations(one_face: str, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Lookups through a face."""
     with open_relations(one_face, amqp_url, database_url) as relations:
         yield relations
 

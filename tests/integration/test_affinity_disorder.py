@@ -148,7 +148,6 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
 
 
 def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None:
-    """Compare what was reported with what is in the partitions."""
     found: dict[str, tuple[str, int, str]] = {}
     partitions: dict[tuple[str, int], set[str]] = defaultdict(set)
     with StreamReader.open(address) as reader:

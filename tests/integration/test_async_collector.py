@@ -43,7 +43,6 @@ async def write(bulk: Bulk) -> None:
 
 
 def messages(count: int, type_: str = "order") -> list[Message]:
-    """Messages made by hand."""
     properties = pika.BasicProperties(type=type_)
     return [Message.from_amqp("made", offset, properties, b"%d" % offset) for offset in range(count)]
 

@@ -57,7 +57,6 @@ def planned(
 
 
 def together(*calls: Callable[[], object]) -> None:
-    """Run calls in threads of their own, at once."""
     barrier = threading.Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> None:

@@ -53,7 +53,6 @@ def results(status: OutcomeStatus, *offsets: int, reason: str | None = None, ret
 
 
 def change(database: Database, statement: str, **parameters: Any) -> int:
-    """Execute a statement in a transaction of its own; gives how many rows it changed."""
     with database.engine.begin() as connection:
         return connection.execute(sa.text(statement), parameters).rowcount
 

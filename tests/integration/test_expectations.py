@@ -46,14 +46,12 @@ class Shop:
         self._put(self.payments, said)
 
     def record(self) -> None:
-        """Record both, to their ends."""
         self.place.record(self.orders, self.payments)
 
     def expects(self, within_s: float, grace_s: float = 1) -> Expectation:
         return Expectation("paid", self.orders, "order_id", self.payments, within_s, grace_s)
 
     def missing(self, within_s: float, grace_s: float = 1, **options: Any) -> MissingReport:
-        """The answer to whether it is."""
         return self.relations.missing(self.expects(within_s, grace_s), **options)
 
     def _put(self, stream: str, said: tuple[Said, ...]) -> None:

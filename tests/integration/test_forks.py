@@ -40,7 +40,6 @@ VALUES = [f"v{number}" for number in range(10)]
 
 
 def wait_for(place: Place, *values: str) -> None:
-    """Wait until all have their rows."""
     wait_until(lambda: sorted(place.values()) == sorted(values), what="all rows")
 
 

@@ -53,7 +53,6 @@ def states(place: Place) -> dict[int, str]:
 
 
 def letters_in(place: Place, stream: str) -> list[tuple[bytes, object]]:
-    """The body and the reason of each dead letter."""
     return [(letter.body, letter.headers["relatum_dead_reason"]) for letter in place.messages(stream)]
 
 

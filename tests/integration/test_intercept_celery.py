@@ -35,7 +35,6 @@ def queue(amqp_url: str) -> Iterator[str]:
 
 
 def new_app(queue: str, url: str | None) -> Celery:
-    """An app with one task, `add`."""
     app = Celery("tests", broker=url, set_as_current=False)
     app.conf.update(task_default_queue=queue, broker_transport_options={"confirm_publish": True})
 
@@ -47,7 +46,6 @@ def new_app(queue: str, url: str | None) -> Celery:
 
 
 def send(app: Celery) -> str:
-    """Send a task; gives its id."""
     return str(app.tasks["add"].delay(1, 2).id)
 
 

@@ -19,7 +19,6 @@ from tests.support.spans import Spans
 
 @pytest.fixture
 def queue(amqp_url: str) -> Iterator[Queue]:
-    """A new queue, which gives messages back at once."""
     with new_queue(amqp_url) as queue:
         yield queue
 

@@ -57,7 +57,6 @@ class Putting:
         return ended(self._line, self._group.put, *([made] if self._is_async else made), exchange=target, **options)
 
     def put_each(self, bodies: Iterable[bytes]) -> None:
-        """Put messages, none of which is the last."""
         for body in bodies:
             self.put(body)
 

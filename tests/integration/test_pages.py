@@ -45,7 +45,6 @@ def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def name(amqp_url: str) -> Iterator[str]:
-    """The name of a super stream that is not there yet."""
     name = unique_name("relatum-flights")
     yield name
     delete_by_hand(amqp_url, name, *(partition.stream for partition in Layout.numbered(name, 3)))

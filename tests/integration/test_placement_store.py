@@ -43,7 +43,6 @@ def stored(database_url: str, vhost: str = "/", super_stream: str = "orders") ->
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[MoveStore]:
-    """The store of a super stream of three partitions."""
     with stored(database_url) as opened:
         opened.open(HEADER, LAYOUT)
         yield opened
@@ -58,7 +57,6 @@ def counted(store: MoveStore) -> list[int]:
 
 
 def execute(store: MoveStore, *statements: str, **parameters: str | int) -> None:
-    """Execute statements in one transaction."""
     with store.database.engine.begin() as connection:
         for statement in statements:
             connection.execute(sa.text(statement), parameters)

@@ -65,7 +65,6 @@ class Moves:
 
     @property
     def target(self) -> str:
-        """Another partition than where "x" is placed."""
         return other_than(self.faces.layout, self.home)
 
     def router(self, **options: Any) -> AbstractContextManager[Face]:

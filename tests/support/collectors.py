@@ -52,7 +52,6 @@ class StoreMember:
         return partial(getattr(self.store, name), self.member)
 
     def take_over(self, types: Sequence[str], most: int) -> list[tuple[Collected, float]]:
-        """Take over messages, holding none."""
         return self.store.take_over(self.member, types, most)[0]
 
     def outcome(self, message_id: str) -> Outcome:
@@ -91,16 +90,12 @@ class AsyncCollectorFace:
         self._collector = AsyncMessageCollector(**options)
 
     def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
-        """Register a coroutine function that calls the executor."""
-
         async def execute(bulk: Bulk) -> Any:
             return await asyncio.to_thread(executor, bulk)
 
         self._collector.register_executor(type_, execute, *options)
 
     def register_result_handler(self, handler: Callable[[Outcome], object], **options: Any) -> None:
-        """Register a coroutine function that calls the handler."""
-
         async def tell(outcome: Outcome) -> None:
             handler(outcome)
 
@@ -164,7 +159,6 @@ class Gate(Consumer):
         self.opened = threading.Event()
 
     def wait(self, bulk: Bulk) -> None:
-        """Wait for the gate."""
         assert self.opened.wait(90)
 
     @contextmanager

@@ -151,7 +151,6 @@ class HandMove:
 
 @contextmanager
 def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
-    """A new super stream; it is deleted at the end."""
     with super_stream(amqp_url, partitions) as layout, confirming(amqp_url) as channel:
         yield SerialBed(amqp_url, engine, layout, channel)
 

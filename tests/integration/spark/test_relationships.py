@@ -82,7 +82,6 @@ def skewed(database_server_url: str, _migrated_template: str) -> Iterator[str]:
 
 
 def _view(database: str, condition: str = "true") -> list[tuple[Any, ...]]:
-    """The view's rows as PostgreSQL gives them, sorted."""
     columns = "key, value, vhost, stream, stream_offset, (extract(epoch FROM time) * 1000000)::bigint"
     with psycopg.connect(database) as connection:
         rows = connection.execute(f"SELECT {columns} FROM relatum.relations WHERE {condition}".encode()).fetchall()

@@ -53,7 +53,6 @@ class Sink:
         return self.write({"value": pa.array(values, pa.binary())}, **options)
 
     def messages(self, stream: str | None = None) -> list[Message]:
-        """All messages of the stream, or of another."""
         with StreamReader.open(self.amqp) as reader:
             return list(reader.iterate(stream or self.stream))
 

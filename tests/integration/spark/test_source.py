@@ -52,7 +52,6 @@ class Source:
         self.amqp, self.stream = amqp_url, stream
 
     def put(self, messages: Iterable[Plain], stream: str | None = None) -> None:
-        """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, stream or self.stream, messages)
 
     def read(self, spark: SparkSession, **options: Any) -> DataFrame:
@@ -95,7 +94,6 @@ def source(amqp_url: str, stream_url: str, stream_name: str) -> Source:
 
 
 def orders(count: int) -> list[tuple[bytes, pika.BasicProperties]]:
-    """Messages with two headers and a `message_id`."""
     headers = [{"order_id": f"o{number}", "n": number % 3} for number in range(count)]
     return [
         (b"body %d" % number, pika.BasicProperties(headers=each, message_id=f"m{number}"))
@@ -386,7 +384,6 @@ def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, mon
 
 @pytest.fixture
 def short(fleeting: Place) -> Source:
-    """The source of a stream that keeps about 200 kB."""
     return Source(fleeting.amqp, fleeting.stream_url, fleeting.stream)
 
 

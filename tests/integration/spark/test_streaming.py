@@ -62,7 +62,6 @@ class Run:
         """What is done once a batch was written."""
 
     def start(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
-        """Start a query that writes stream, offset and value."""
         stream = self._spark.readStream.format("rabbitmq_streams").options(**(self._options | options)).load()
         writer = stream.select("stream", "offset", "value").writeStream.foreachBatch(self._write)
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
