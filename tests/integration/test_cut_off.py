@@ -26,6 +26,7 @@ from tests.support.collectors import (
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.threads import beside
 
 PARTITIONS = 4
 
@@ -72,15 +73,8 @@ class Consumed:
     @contextmanager
     def running(self, broker: Broker) -> Iterator[SerialConsumer]:
         stop = threading.Event()
-        with self.consumer(broker) as consumer:
-            thread = threading.Thread(target=consumer.run, args=[self._note, stop], name="member")
-            thread.start()
-            try:
-                yield consumer
-            finally:
-                stop.set()
-                thread.join(90)
-        assert not thread.is_alive()
+        with self.consumer(broker) as consumer, beside(consumer.run, self._note, stop, stop=stop.set):
+            yield consumer
 
     def _note(self, batch: Any) -> None:
         with self._lock:

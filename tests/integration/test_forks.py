@@ -33,6 +33,7 @@ from tests.support.leases import LEASE_S
 from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.serial_consuming import consume
+from tests.support.threads import beside
 
 PARTITIONS = 2
 
@@ -219,20 +220,14 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
                 held.set()
                 let_go.wait(120)
 
-        holder = threading.Thread(target=hold)
-        holder.start()
-        held.wait(90)
-
         def use() -> list[Any]:
             publish_in_child(place.broker, place.database, place.stream, ["child"])
             orders.affinity().destination("", b"", None, "")
             return [reader.read(place.stream, 0).body, relations.read(place.stream, 0).body]
 
-        try:
+        with beside(hold, stop=let_go.set):
+            assert held.wait(90)
             assert in_child(use) == [b"0", b"0"]
-        finally:
-            let_go.set()
-            holder.join()
     wait_for(place, "child")
 
 

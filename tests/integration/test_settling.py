@@ -21,6 +21,7 @@ from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage
 from tests.support.standstill import in_time
+from tests.support.threads import beside
 
 
 @pytest.fixture
@@ -41,24 +42,19 @@ def tokens_left(engine: sa.Engine) -> int:
 def test_a_step_under_way_is_waited_for(engine: sa.Engine, comes_through: bool) -> None:
     """Settling gives how the commit ended, not how far it was when the question was asked."""
     make_commits_wait(engine)
-    tokens, answers = Tokens(), []
+    tokens = Tokens()
     token = tokens.new()
-    with commits_held(engine) as release:
-        worker = threading.Thread(target=_write_one, args=(engine, tokens, token))
-        worker.start()
+    with commits_held(engine) as release, beside(_write_one, engine, tokens, token):
         wait_until(lambda: committing(engine), what="the commit is under way")
-        asker = threading.Thread(target=lambda: answers.append(settle(engine, token)))
-        asker.start()
-        asking = sa.text("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'")
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            wait_until(lambda: connection.execute(asking).first(), what="the question waits")
-        assert answers == []
-        if not comes_through:
-            end_committing(engine)
-        release()
-    worker.join()
-    asker.join()
-    assert answers == [comes_through]
+        with beside(settle, engine, token) as answer:
+            asking = sa.text("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'")
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                wait_until(lambda: connection.execute(asking).first(), what="the question waits")
+            assert not answer.done()
+            if not comes_through:
+                end_committing(engine)
+            release()
+    assert answer.result() is comes_through
     assert bodies_written(engine) == ["a"] * comes_through
 
 
@@ -109,12 +105,8 @@ def test_a_transaction_ends_as_it_says(engine: sa.Engine, lost_line: tuple[Proxy
         proxy.mode = "pass"
         proxy.reset()
 
-    with commits_held(engine) as release:
-        loser = threading.Thread(target=lose_the_answer)
-        loser.start()
-        with tokens.transaction(far) as connection:
-            connection.execute(sa.insert(written), {"body": "a"})
-        loser.join()
+    with commits_held(engine) as release, beside(lose_the_answer), tokens.transaction(far) as connection:
+        connection.execute(sa.insert(written), {"body": "a"})
     assert bodies_written(engine) == ["a"]
     for _ in range(5):
         with tokens.transaction(far):
@@ -125,15 +117,13 @@ def test_a_transaction_ends_as_it_says(engine: sa.Engine, lost_line: tuple[Proxy
 def test_a_transaction_that_was_rolled_back_says_so(engine: sa.Engine) -> None:
     """A commit whose session the server ends writes nothing, and raises that."""
     make_commits_wait(engine)
-    with commits_held(engine):
-        ender = threading.Thread(target=end_committing, args=(engine,))
-        ender.start()
-        with (
-            pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"),
-            Tokens().transaction(engine) as connection,
-        ):
-            connection.execute(sa.insert(written), {"body": "a"})
-        ender.join()
+    with (
+        commits_held(engine),
+        beside(end_committing, engine),
+        pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"),
+        Tokens().transaction(engine) as connection,
+    ):
+        connection.execute(sa.insert(written), {"body": "a"})
     assert bodies_written(engine) == []
 
 
@@ -176,11 +166,9 @@ def test_a_login_that_is_refused_for_a_moment_leaves_no_commit_in_doubt(engine: 
             change(f"ALTER ROLE {role} LOGIN")
             return super().wait(timeout)
 
-    refuser, refused = threading.Thread(target=refuse), pytest.raises(errors.DatabaseUnavailable, match="nothing was")
-    refuser.start()
-    with commits_held(engine), refused, Tokens().transaction(far, stop=Pause()) as connection:
+    refused = pytest.raises(errors.DatabaseUnavailable, match="nothing was")
+    with commits_held(engine), beside(refuse), refused, Tokens().transaction(far, stop=Pause()) as connection:
         connection.execute(sa.insert(written), {"body": "a"})
-    refuser.join()
     far.dispose()
     change(f"DROP ROLE {role}")
 
@@ -264,11 +252,11 @@ def test_each_message_is_written_once_whatever_became_of_the_commit(stage: Stage
         Proxy.to(stage.database_url) as proxy,
         stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
     ):
-        with commits_held(stage.engine) as release:
-            thread = threading.Thread(target=freeze_amid_commit, args=(stage.engine, proxy, outcome, release))
-            thread.start()
+        with (
+            commits_held(stage.engine) as release,
+            beside(freeze_amid_commit, stage.engine, proxy, outcome, release),
+        ):
             said = write_all(member, stage.engine, 1)
-            thread.join()
         said += write_all(member, stage.engine, 3)
         assert member.next_batch(0.3) is None
     assert bodies_written(stage.engine) == ["a1", "a2", "a3"]

@@ -26,6 +26,7 @@ from tests.support.place import Place
 from tests.support.proxy import SLOW_PART, Proxy
 from tests.support.spark import uncommit
 from tests.support.standstill import in_time
+from tests.support.threads import beside
 
 ROWS = 500
 VALUE = StructType().add("value", "binary")
@@ -226,11 +227,9 @@ def test_a_line_that_broke_while_publishing(sink: Sink, stream_url: str) -> None
 
         for mode in ("blackhole_replies", "blackhole"):
             there = len(sink.bodies())
-            breaking = threading.Thread(target=break_after, args=[mode, there])
-            breaking.start()
-            with in_time(3.0), pytest.raises((errors.PublishOutcomeUnknown, errors.BrokerUnavailable)):
+            lost = pytest.raises((errors.PublishOutcomeUnknown, errors.BrokerUnavailable))
+            with beside(break_after, mode, there), in_time(3.0), lost:
                 writer.write(iter([batch]))
-            breaking.join()
             proxy.mode = "pass"
             assert there < len(sink.bodies()) < 5000, mode
     sink.write_bodies(values)
