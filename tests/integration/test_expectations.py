@@ -146,8 +146,9 @@ def test_a_hole_proves_nothing_missing_and_nothing_late(shop: Shop) -> None:
     assert (bool(unknown), unknown.status) == (False, Status.UNPROVEN)
 
 
-def test_a_stream_that_is_forgotten_meanwhile_proves_nothing_missing(shop: Shop) -> None:
-    """After the rows of a stream were deleted, what was known of it before does not prove that no message followed."""
+@pytest.mark.parametrize("is_forgotten", [True, False], ids=["stream forgotten", "key defined anew"])
+def test_what_is_forgotten_meanwhile_proves_nothing_missing(shop: Shop, is_forgotten: bool) -> None:
+    """What was known before a stream's rows were deleted, or a key was removed, does not prove that none followed."""
     shop.order(("a", BASE_US))
     shop.pay(("a", BASE_US))
     shop.record()
@@ -155,24 +156,14 @@ def test_a_stream_that_is_forgotten_meanwhile_proves_nothing_missing(shop: Shop)
         (key,) = relations.keys()
         before = known(relations._catalog, shop.payments, (key.key_id, TIME))
         assert still(relations._catalog, before, key).spans
-        forget(shop.place.database, [shop.payments])
-        with pytest.raises(StreamReplaced):
+        if is_forgotten:
+            forget(shop.place.database, [shop.payments])
+        else:
+            remove_key(shop.place.engine, key.name)
+            add_keys(shop.place.engine, [key])
+        with pytest.raises(StreamReplaced if is_forgotten else KeyNotDefined):
             still(relations._catalog, before, key)
     assert not shop.missing(10).missing
-
-
-def test_a_key_that_is_defined_anew_meanwhile_proves_nothing_missing(shop: Shop) -> None:
-    """After a key was removed, whose rows are then pruned, what was known for it does not prove that none followed."""
-    shop.order(("a", BASE_US))
-    shop.pay(("a", BASE_US))
-    shop.record()
-    with Relations(shop.place.amqp, shop.place.database) as relations:
-        (key,) = relations.keys()
-        before = known(relations._catalog, shop.payments, (key.key_id, TIME))
-        remove_key(shop.place.engine, key.name)
-        add_keys(shop.place.engine, [key])
-        with pytest.raises(KeyNotDefined):
-            still(relations._catalog, before, key)
 
 
 def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: str) -> None:

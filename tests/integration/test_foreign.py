@@ -231,12 +231,7 @@ def test_a_receipt_nobody_can_wait_for(place: Place) -> None:
     with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(message)
     place.record(keys=[*KEYS, KeyDefinition("by_id", source="property:message_id")])
-    assert place.rows() == [
-        ("order_id", "v", 0),
-        ("by_id", "x" * 255, 1),
-        ("order_id", "v", 1),
-        ("order_id", "v", 2),
-    ]
+    assert place.rows() == [("order_id", "v", 0), ("by_id", "x" * 255, 1), ("order_id", "v", 1), ("order_id", "v", 2)]
 
 
 def test_a_time_header_that_is_no_time(place: Place) -> None:

@@ -27,7 +27,7 @@ from relatum.recording import Recorder
 from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import in_a_try, publish_plain, wait_until
+from tests.support import in_a_try, publish_plain, run_python, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
 from tests.support.leases import LEASE_S
 from tests.support.place import Place
@@ -254,9 +254,7 @@ assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
 assert reader._nodes.pool._idle == idle, "the parent had to connect again"
 """
-    command = [sys.executable, "-c", script, place.amqp, place.stream_url, place.database, place.stream]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", script, place.amqp, place.stream_url, place.database, place.stream)
     assert "Traceback" not in done.stderr, done.stderr
 
 

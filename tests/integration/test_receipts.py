@@ -1,8 +1,6 @@
 """Receipts: publish with a confirm, wait for the offsets."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum import errors
 from relatum.reading import StreamBounds, StreamReader
-from tests.support import all_plain, broker_connection, unique_name, until_answered, wait_until
+from tests.support import all_plain, broker_connection, run_python, unique_name, until_answered, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -366,8 +364,7 @@ with metrics._registry._lock:
     gc.collect()
 print("dropped")
 """
-    command = [sys.executable, "-c", program, place.amqp, place.database, place.stream]
-    dropped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    dropped = run_python("-c", program, place.amqp, place.database, place.stream)
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 

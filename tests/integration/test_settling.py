@@ -252,10 +252,7 @@ def test_each_message_is_written_once_whatever_became_of_the_commit(stage: Stage
         Proxy.to(stage.database_url) as proxy,
         stage.consumer(database_url=proxy.url(stage.database_url), batch_messages=1) as member,
     ):
-        with (
-            commits_held(stage.engine) as release,
-            beside(freeze_amid_commit, stage.engine, proxy, outcome, release),
-        ):
+        with commits_held(stage.engine) as release, beside(freeze_amid_commit, stage.engine, proxy, outcome, release):
             said = write_all(member, stage.engine, 1)
         said += write_all(member, stage.engine, 3)
         assert member.next_batch(0.3) is None
@@ -269,10 +266,7 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(stage: Stage) -> N
     bed, engine = stage.bed, stage.engine
     make_commits_wait(engine)
     make_commits_wait(engine, "INSERT ON relatum.serial_holds")
-    with (
-        Proxy.to(stage.database_url) as proxy,
-        stage.consumer(database_url=proxy.url(stage.database_url)) as member,
-    ):
+    with Proxy.to(stage.database_url) as proxy, stage.consumer(database_url=proxy.url(stage.database_url)) as member:
         bed.publish(0, "a", "a1")
         first = member.next_batch(90.0)
         assert first is not None

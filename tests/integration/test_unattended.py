@@ -4,7 +4,6 @@ import json
 import logging
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -23,7 +22,7 @@ from relatum_cli.app import app
 from relatum_consumer import Answer, NewKey, Relations, Status
 from tests.acceptance._command import Relatum
 from tests.contract._clients import open_line
-from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
+from tests.support import declare_stream, delete_stream, new_streams, run_python, unique_name, wait_until
 from tests.support.leases import record_as
 from tests.support.place import FailingPlace, Place
 from tests.support.standstill import in_time
@@ -194,8 +193,7 @@ def test_a_process_says_what_it_leaves_unrecorded(place: Place) -> None:
     """A publisher that only closes its connection gets a hint at `release`; one that releases or waits does not."""
 
     def publish(ending: str) -> str:
-        command = [sys.executable, "-c", _PUBLISHER, place.amqp, place.database, place.stream, ending]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stderr
+        return run_python("-c", _PUBLISHER, place.amqp, place.database, place.stream, ending).stderr
 
     with place.engine.begin() as connection:
         # Nothing can be recorded during this.

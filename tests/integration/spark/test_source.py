@@ -33,7 +33,7 @@ from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.standstill import in_time
+from tests.support.standstill import end_first_scan, in_time
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SCHEMA = (
@@ -372,13 +372,7 @@ def test_a_message_that_may_only_be_missing_now_is_no_loss(
 def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is away while a task scans, and back when the task compares the stream's end."""
     source.put(orders(9))
-    scan, scans = StreamReader.batches, []
-
-    def lagging(*given: Any, **options: Any) -> Any:
-        scans.append(given)
-        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
-
-    monkeypatch.setattr(StreamReader, "batches", lagging)
+    end_first_scan(monkeypatch)
     assert source.offsets() == list(range(9))
 
 
