@@ -23,9 +23,11 @@ import sqlalchemy as sa
 from pika import BlockingConnection
 
 from relatum import Broker
+from relatum.contexts import SerializationContexts
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.reading import StreamReader
 from relatum.store.database import make_engine
+from relatum.superstreams import Layout
 from relatum_migrations import upgrade
 from tests.support import READERS, START_S, in_a_loop, make_streams_survive, new_streams, server_version, unique_name
 from tests.support.clock import Clock
@@ -38,6 +40,7 @@ from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
+from tests.support.super_streams import super_stream
 from tests.support.threads import Threads
 
 install()
@@ -349,7 +352,6 @@ def stream_name(_stream_maker: BlockingConnection) -> Iterator[str]:
 
 @pytest.fixture
 def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
     with new_streams(amqp_url, 1) as (name,):
         yield name
 
@@ -366,6 +368,25 @@ def place(request: Any, broker: Broker, database_url: str, engine: sa.Engine, st
     """A broker with a new stream, and a database; recorded by the file's `KEYS`, if it has them."""
     keys = getattr(request.module, "KEYS", ())
     return Place(broker.url, broker.stream_url or "", database_url, engine, stream_name, keys)
+
+
+@pytest.fixture
+def layout(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Layout]:
+    """A new super stream of three partitions, or as many as the file's `PARTITIONS` says."""
+    with super_stream(broker, getattr(request.module, "PARTITIONS", 3)) as made:
+        yield made
+
+
+@pytest.fixture(name="super_stream")
+def super_stream_name(layout: Layout) -> str:
+    return layout.super_stream
+
+
+@pytest.fixture
+def contexts(super_stream: str, broker: Broker, database_url: str) -> Iterator[SerializationContexts]:
+    """Its contexts: none yet."""
+    with SerializationContexts(super_stream, database_url, broker=broker) as contexts:
+        yield contexts
 
 
 @pytest.fixture

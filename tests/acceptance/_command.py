@@ -64,7 +64,6 @@ class Relatum:
 
     @contextmanager
     def running(self, *arguments: str, stderr: Path | None = None) -> "Iterator[subprocess.Popen[str]]":
-        """Start it, and kill it when the block ends."""
         process = self.start(*arguments, stderr=stderr)
         try:
             yield process

@@ -6,10 +6,10 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pytest
@@ -46,7 +46,7 @@ def assert_no_traceback(*logs: Path) -> None:
         assert "Traceback" not in text, text[-5000:]
 
 
-class Party:
+class Party(AbstractContextManager["Party"]):
     """Processes that do the same, each replaced by another when it is killed. All are ended with its block."""
 
     def __init__(self, start: "Callable[[int], subprocess.Popen[Any]]", count: int) -> None:
@@ -79,14 +79,11 @@ class Party:
             process.kill()
             process.communicate()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.stop()
 
 
-class Harm:
+class Harm(AbstractContextManager["Harm"]):
     """Does harm to the lines and servers behind its URLs: each kind once, then for `lasts_s` any of them."""
 
     def __init__(self, servers: LocalServers, chance: random.Random, lasts_s: float) -> None:
@@ -98,9 +95,6 @@ class Harm:
         urls = {"AMQP": servers.broker_url, "streams": servers.stream_url, "database": servers.database_url}
         self.lines = {name: self._stack.enter_context(Proxy.to(url)) for name, url in urls.items()}
         self.broker_url, self.stream_url, self.database_url = (self.lines[name].url(urls[name]) for name in urls)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -102,7 +102,7 @@ def publish(place: Place, other: str) -> None:
 
 
 @pytest.fixture
-def collector(place: Place) -> Iterator[StoreMember]:
+def collector(place: Place) -> StoreMember:
     """A collector that has read two messages of the stream: one succeeded, one is dead."""
     member = StoreMember(place.database, lease_s=3600)
     member.follow(place.stream, 0)
@@ -111,8 +111,7 @@ def collector(place: Place) -> Iterator[StoreMember]:
     member.add([], Advance(place.stream, 0, 3, passed_over=1))
     member.forward(7, [each.place for each in taken])
     member.finish(7, [Result(each.place, OutcomeStatus(each.message_id), FINISHED[each.message_id]) for each in taken])
-    yield member
-    member.store.dispose()
+    return member
 
 
 FINISHED: Final = {"succeeded": None, "dead": "took too long"}

@@ -13,8 +13,8 @@ import pytest
 
 from relatum import Broker
 from relatum.superstreams import delete_super_stream
-from tests.acceptance._command import LIMIT_S, Relatum, run
-from tests.support import declare_stream, delete_stream, publish_plain
+from tests.acceptance._command import Relatum, run
+from tests.support import declare_stream, delete_stream, publish_plain, run_python
 from tests.support.super_streams import delete_by_hand
 
 ROOT = Path(__file__).parents[2]
@@ -74,9 +74,7 @@ def example(name: str) -> str:
 def printed(name: str, environment: dict[str, str]) -> list[str]:
     """The lines that a program prints: a file of `examples/`, or a block of a document."""
     program = [str(EXAMPLES / name)] if name.endswith(".py") else ["-c", example(name)]
-    words = [sys.executable, "-W", "error", *program]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_python("-W", "error", *program, env=environment)
     return [line.strip() for line in ended.stdout.splitlines()]
 
 
@@ -206,9 +204,7 @@ def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amq
         ["flights.py", "2000"],
     ]
     programs = [[str(EXAMPLES / "spark" / name), *more] for name, *more in words]
-    command = [sys.executable, "-c", SPARK.format(programs=programs)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_python("-c", SPARK.format(programs=programs), timeout_s=840, env=environment)
     _, related, filled, joined, flights = (each.splitlines() for each in ended.stdout.split("---\n"))
     assert any(re.fullmatch(r"\|\s*0\|20.*\|\s*4711\|\s*32 kg\|", line) for line in related), related
     assert related[-1] == "4711 4 chairs 480 EUR"

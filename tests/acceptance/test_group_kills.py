@@ -10,7 +10,7 @@ from pathlib import Path
 from pika import BasicProperties
 
 from relatum.membership import GROUP_KEY
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine
 from tests.acceptance._command import Relatum
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._stream_log import read_stream
@@ -65,9 +65,8 @@ def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: P
         return int(harm.rows(DONE)[0][0])
 
     declare_stream(harm.servers.broker_url, stream)
-    engine = make_engine(harm.servers.database_url)
-    record(harm.servers.broker_url, engine, stream, keys=[GROUP_KEY])
-    engine.dispose()
+    with as_engine(harm.servers.database_url) as engine:
+        record(harm.servers.broker_url, engine, stream, keys=[GROUP_KEY])
     recorder = Party(lambda _: relatum.start(*words, stderr=tmp_path / "recorder.log"), 1)
     with recorder, Party(start, MEMBERS) as members:
         with StubbornLoad(harm.servers.broker_url, message, each_s=120):

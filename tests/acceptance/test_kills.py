@@ -19,7 +19,7 @@ import relatum_migrations
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine
 from relatum.store.members import LEASE_S
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
@@ -70,9 +70,8 @@ def servers(private_servers: LocalServers) -> LocalServers:
 
 @pytest.fixture
 def engine(servers: LocalServers) -> Iterator[sa.Engine]:
-    engine = make_engine(servers.database_url)
-    yield engine
-    engine.dispose()
+    with as_engine(servers.database_url) as engine:
+        yield engine
 
 
 def assert_recorded(harm: Harm, stream: str) -> int:
@@ -97,6 +96,10 @@ def assert_recorded(harm: Harm, stream: str) -> int:
     return len(in_stream) // len(KEYS)
 
 
+def least_recorded(harm: Harm, streams: list[str]) -> int:
+    return min(max((end for _, end in harm.rows(COVERED, stream)), default=0) for stream in streams)
+
+
 def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
     """The table equals the streams after recorders were killed, frozen during commits, cut off and without servers."""
     streams = [unique_name("orders"), unique_name("parcels")]
@@ -111,11 +114,9 @@ def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path)
         # One holder name each, so that a restart need not wait for the lease.
         return relatum.start(*words, f"recorder-{number}", stderr=tmp_path / "recorders.log")
 
-    def works() -> float:
-        return min(max((end for _, end in harm.rows(COVERED, stream)), default=0) for stream in streams)
-
     for stream in streams:
         declare_stream(harm.servers.broker_url, stream)
+    works = partial(least_recorded, harm, streams)
     with Party(start, 2) as recorders:
         with StubbornLoad(harm.servers.broker_url, order, each_s=400):
             wait_until(works, what="both streams are recorded")
@@ -141,11 +142,9 @@ def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tm
         for pid in Path(f"/proc/{master}/task/{master}/children").read_text().split()[:1]:
             os.kill(int(pid), signal.SIGKILL)
 
-    def works() -> float:
-        return min(max((end for _, end in harm.rows(COVERED, stream)), default=0) for stream in streams)
-
     for stream in streams:
         declare_stream(harm.servers.broker_url, stream)
+    works = partial(least_recorded, harm, streams)
     with Party(start, 2) as publishers:
         wait_until(works, WORKS_S, what="both streams are recorded")
         more = {"kill worker": kill_worker}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance._command import LIMIT_S, Relatum
-from tests.support import delete_stream, unique_name
+from tests.support import delete_stream, run_python, unique_name
 
 pytestmark = pytest.mark.rare
 
@@ -52,9 +52,7 @@ class Shop:
                 process.wait()
 
     def place(self, orders: list[dict[str, Any]]) -> dict[str, Any]:
-        command, given = [sys.executable, "-m", SHOP, json.dumps(orders)], os.environ | self.environment
-        ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert ended.returncode == 0, ended.stderr
+        ended = run_python("-m", SHOP, json.dumps(orders), env=os.environ | self.environment)
         return dict(json.loads(ended.stdout))
 
     def tree(self, root: str) -> set[tuple[str, str]]:

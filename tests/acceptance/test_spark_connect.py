@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from relatum.store.catalog import add_keys
 from relatum.store.database import as_engine
 from tests.acceptance._command import Relatum
-from tests.support import SPARK_START, START_S, all_plain, new_streams, publish_plain, wait_until
+from tests.support import SPARK_START, START_S, all_plain, new_streams, publish_plain, run_python, wait_until
 from tests.support.ports import free_port
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
@@ -68,9 +67,7 @@ def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, strea
             publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
         add_keys(engine, ["order_id"])
         environment = Relatum(amqp_url, stream_url, database_url).environment
-        client = [sys.executable, str(CLIENT), remote, amqp_url, left, right, target]
-        ended = subprocess.run(client, env=environment, capture_output=True, text=True, timeout=840, check=False)
-        assert ended.returncode == 0, ended.stderr
+        ended = run_python(str(CLIENT), remote, amqp_url, left, right, target, timeout_s=840, env=environment)
         bodies = [body for _, _, body in all_plain(amqp_url, target)]
     found = json.loads(ended.stdout.splitlines()[-1])
     refused = found.pop("Enrichment")

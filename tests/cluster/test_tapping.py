@@ -1,6 +1,5 @@
 """What a tap's stream without a leader does to publishers of the exchange, as docs/tap.md says."""
 
-import threading
 import time
 
 import pika
@@ -11,6 +10,7 @@ from relatum.tapping import tap
 from tests.support import LIMIT_S, broker_connection, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.routing import confirming
+from tests.support.threads import beside
 
 
 def _publish(amqp_url: str, exchange: str, body: bytes) -> None:
@@ -42,18 +42,10 @@ def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, data
         wait_until(lambda: cluster.leader_of(f"tap.{exchange}") == 2, what="the lone stream's leader")
         cluster.lead_coordinator(2)
         cluster.stop(2)
-        confirmed = threading.Event()
-
-        def publish() -> None:
-            _publish(cluster.amqp_url(1), exchange, b"one")
-            confirmed.set()
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        taken = wait_until(lambda: channel.basic_get(exchange, auto_ack=True)[2], what="the message in its queue")
-        assert taken == b"one"
-        _publish(cluster.amqp_url(1), other, b"other")
-        assert not confirmed.is_set()
-        cluster.start(2)
-        wait_until(confirmed.is_set, 300.0, what="the confirm")
-        thread.join()
+        with beside(_publish, cluster.amqp_url(1), exchange, b"one") as publishing:
+            taken = wait_until(lambda: channel.basic_get(exchange, auto_ack=True)[2], what="the message in its queue")
+            assert taken == b"one"
+            _publish(cluster.amqp_url(1), other, b"other")
+            assert not publishing.done()
+            cluster.start(2)
+            wait_until(publishing.done, 300.0, what="the confirm")

@@ -35,7 +35,6 @@ async def asked_async(broker: str, database: str, message: Any) -> dict[str, Any
 
 
 def pika(broker: str, database: str, queue: str, *arguments: str) -> dict[str, Any]:
-    """`basic_consume` of a queue or a stream."""
     import pika
 
     answers = []
@@ -53,7 +52,6 @@ def pika(broker: str, database: str, queue: str, *arguments: str) -> dict[str, A
 
 
 def pika_get(broker: str, database: str, queue: str) -> dict[str, Any]:
-    """`basic_get` of a queue."""
     import pika
 
     with pika.BlockingConnection(pika.URLParameters(broker)) as connection:
@@ -99,7 +97,6 @@ def faststream(broker: str, database: str, queue: str) -> dict[str, Any]:
 
 
 def rstream(broker: str, database: str, stream: str, stream_url: str) -> dict[str, Any]:
-    """A consumer's message and its context, of a stream."""
     from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, MessageContext, OffsetType, amqp_decoder
 
     answers: list[dict[str, Any]] = []

@@ -14,9 +14,8 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from relatum import Broker, otel
+from relatum import otel
 from relatum.common.waiting import LoopThread
-from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store.database import Database
@@ -29,7 +28,6 @@ from tests.support.plans import filled_database
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, Stage
 from tests.support.spans import Spans, collected_spans
-from tests.support.super_streams import super_stream
 
 _RECORDED = "SELECT name FROM relatum.streams WHERE vhost = '/' AND replaced_at IS NULL"
 
@@ -41,7 +39,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def connection(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A bare blocking connection."""
     with broker_connection(amqp_url) as connection:
         yield connection
 
@@ -108,7 +105,6 @@ def failing(face: str, place: Place) -> Iterator[FailingPlace]:
 
 @pytest.fixture
 def dead_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a new stream for dead letters."""
     name = unique_name("dead")
     declare_stream(amqp_url, name)
     yield name
@@ -117,7 +113,6 @@ def dead_stream(amqp_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """The database, which stores share."""
     with closing(Database(database_url)) as shared:
         yield shared
 
@@ -136,26 +131,6 @@ def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def layout(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Layout]:
-    """A new super stream of three partitions, or as many as the file's `PARTITIONS` says."""
-    with super_stream(broker, getattr(request.module, "PARTITIONS", 3)) as made:
-        yield made
-
-
-@pytest.fixture(name="super_stream")
-def super_stream_name(layout: Layout) -> str:
-    """The name of that super stream."""
-    return layout.super_stream
-
-
-@pytest.fixture
-def contexts(super_stream: str, broker: Broker, database_url: str) -> Iterator[SerializationContexts]:
-    """Its contexts: none yet."""
-    with SerializationContexts(super_stream, database_url, broker=broker) as contexts:
-        yield contexts
-
-
-@pytest.fixture
 def stage(amqp_url: str, database_url: str, engine: sa.Engine, layout: Layout, channel: BlockingChannel) -> Stage:
     """That super stream, whose contexts are published to and moved by hand."""
     return Stage(SerialBed(amqp_url, engine, layout, channel), database_url, amqp_url, engine)
@@ -171,7 +146,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def relations(one_face: str, amqp_url: str, database_url: str) -> Iterator[Relations]:
-    """Lookups through a face."""
     with open_relations(one_face, amqp_url, database_url) as relations:
         yield relations
 

@@ -11,16 +11,8 @@ from itertools import count
 from typing import Any, Final
 
 import relatum
-from relatum import Broker
+from relatum import Broker, errors
 from relatum.contexts._partition_log import Placed
-from relatum.errors import (
-    ContextMoving,
-    DatabaseUnavailable,
-    MoveConflict,
-    PlacementNotFound,
-    PublishOutcomeUnknown,
-    SuperStreamNotFound,
-)
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout
 from tests.support.affinity import Face, Faces
@@ -37,7 +29,7 @@ OWN: Final = 3
 
 SETTLE_S: Final = 20.0
 
-NOT_SENT: Final = (ContextMoving, DatabaseUnavailable)
+NOT_SENT: Final = (errors.ContextMoving, errors.DatabaseUnavailable)
 
 
 @dataclass
@@ -80,7 +72,7 @@ def publish(face: Face, publisher: Publisher, may_end: Callable[[], bool]) -> No
         except NOT_SENT:
             publisher.refused.add(message_id)
             continue
-        except PublishOutcomeUnknown as error:
+        except errors.PublishOutcomeUnknown as error:
             face.settle(error, SETTLE_S)
         publisher.told_of(message_id, name, headers)
 
@@ -99,7 +91,9 @@ def disturb(
             end_sessions(database_url)
             continue
         with (
-            suppress(PlacementNotFound, SuperStreamNotFound, MoveConflict, DatabaseUnavailable),
+            suppress(
+                errors.PlacementNotFound, errors.SuperStreamNotFound, errors.MoveConflict, errors.DatabaseUnavailable
+            ),
             relatum.AffinitySets(super_stream, database_url, broker=amqp_url) as sets,
         ):
             found = sets.list()
@@ -154,7 +148,6 @@ def test_sets_hold_together_in_disorder(layout: Layout, place: Place) -> None:
 
 
 def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None:
-    """Compare what was reported with what is in the partitions."""
     found: dict[str, tuple[str, int, str]] = {}
     partitions: dict[tuple[str, int], set[str]] = defaultdict(set)
     with StreamReader.open(address) as reader:

@@ -12,18 +12,8 @@ from pika.exceptions import UnroutableError
 from typer.testing import CliRunner
 
 import relatum
+from relatum import errors
 from relatum.contexts import AffinityOptions
-from relatum.errors import (
-    InvalidInput,
-    PlacementNotFound,
-    PredecessorNotFound,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-    StreamNotFound,
-    SuperStreamConflict,
-    SuperStreamNotFound,
-    TooManyOpenSets,
-)
 from relatum.keys import KeyDefinition
 from relatum.superstreams import Layout, unbind_partition
 from relatum_cli.app import app
@@ -85,7 +75,7 @@ def test_new_sets_go_by_what_the_database_says(faces: Faces, sets: relatum.Affin
     assert sets.close_idle(1e-6) == 9
     first, second, third = (each.stream for each in layout)
     sets.set_weights({first: 2, second: 1, third: 0})
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         sets.set_weights({third: 7, "no-such-stream": 1})
     with faces.opened(balance="weighted") as router:
         for number in range(6):
@@ -116,7 +106,7 @@ def test_a_message_that_was_not_taken_closes_nothing(faces: Faces, sets: relatum
         router.publish(b"1", "s1")
         place = faces.layout.partition(sets.inspect("s1").partition)
         unbind_partition(faces.amqp_url, faces.layout.super_stream, place.stream)
-        with pytest.raises((UnroutableError, PublishUnroutable)):
+        with pytest.raises((UnroutableError, errors.PublishUnroutable)):
             router.publish(b"2", "s1", affinity_last=True)
     assert sets.inspect("s1").partition == place.stream
 
@@ -164,7 +154,7 @@ def test_a_set_whose_move_does_not_end_stops_no_other(
         place.sql("UPDATE relatum.placements SET used_at = now() - interval '1 hour'")
         with HeldMove(sets, ["stuck"], target, "fenced", place.engine) as held:
             sleeping(channel, held.begin)
-            with pytest.raises(PublishOutcomeUnknown):
+            with pytest.raises(errors.PublishOutcomeUnknown):
                 router.publish(channel, b"", in_set("stuck"))
             router._sets._report_at = 0.0
             router.publish(channel, b"", in_set("busy"))
@@ -188,11 +178,11 @@ def test_a_set_whose_partition_is_gone_stops_no_other(
         sets.retire(stream, delete=True)
 
     channel.basic_publish = sleep_behind
-    with pytest.raises(PublishOutcomeUnknown):
+    with pytest.raises(errors.PublishOutcomeUnknown):
         router.publish(channel, b"", in_set("stuck"))
     router.publish(channel, b"", in_set("ended", affinity_last=True))
     wait_until(lambda: [each.name for each in sets.list()] == ["stuck"], what="the set's end")
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         router.close()
 
 
@@ -205,7 +195,7 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
 
     with faces.opened(idle_s=60) as first:
         first.publish(b"", "s1")
-        with pytest.raises(SuperStreamConflict, match="close after 60 s") as refused:
+        with pytest.raises(errors.SuperStreamConflict, match="close after 60 s") as refused:
             publish(idle_s=90)
         assert refused.value.reason == "its idle_s is 60"
         publish()
@@ -214,7 +204,7 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
     sets.set_idle(None)
     publish(idle_s=120)
     for wrong in (0, 59.9, True, "60", float("inf")):
-        with pytest.raises(InvalidInput, match="idle_s"):
+        with pytest.raises(errors.InvalidInput, match="idle_s"):
             sets.set_idle(wrong)  # type: ignore[arg-type]
 
 
@@ -238,7 +228,7 @@ def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets)
     with faces.opened(open_sets_max=2) as router:
         router.publish(b"", "s1")
         router.publish(b"", "s2")
-        with pytest.raises(TooManyOpenSets) as refused:
+        with pytest.raises(errors.TooManyOpenSets) as refused:
             router.publish(b"", "s3")
         assert (refused.value.open_sets, refused.value.open_sets_max) == (2, 2)
         router.publish(b"", "s1")
@@ -265,12 +255,12 @@ def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.Affinit
     offset = next(each.offset for each in partitions.messages()[stream] if each.body == b"1")
     with faces.opened(balance="least_loaded") as router:
         router.publish(b"2", affinity_predecessor=f"{stream}:{offset}")
-        with pytest.raises(PredecessorNotFound) as missing:
+        with pytest.raises(errors.PredecessorNotFound) as missing:
             router.publish(b"3", affinity_predecessor=f"{stream}:1000")
         assert missing.value.predecessor == f"{stream}:1000"
         # Anything that does not name a place in a partition is an id, with colons or without.
         for text in (stream, f"{stream}:", f"{stream}:-1", f"{stream}:1.5", f"{stream}:²", "orders-2:17", "urn:uuid:7"):
-            with pytest.raises(PredecessorNotFound, match="no key has"):
+            with pytest.raises(errors.PredecessorNotFound, match="no key has"):
                 router.publish(b"3", affinity_predecessor=text)
     assert partitions.of_set("s1") == {stream: [b"1", b"2"]}
 
@@ -283,11 +273,11 @@ def test_the_messages_used_last_are_remembered_as_predecessors(faces: Faces) -> 
         router.publish(b"", affinity_predecessor="m0")
         router.publish(b"", "s1", message_id="m2")
         router.publish(b"", affinity_predecessor="m0")
-        with pytest.raises(PredecessorNotFound, match="did not publish it"):
+        with pytest.raises(errors.PredecessorNotFound, match="did not publish it"):
             router.publish(b"", affinity_predecessor="m1")
     with faces.opened(predecessors_max=0) as router:
         router.publish(b"", "s1", message_id="m1")
-        with pytest.raises(PredecessorNotFound):
+        with pytest.raises(errors.PredecessorNotFound):
             router.publish(b"", affinity_predecessor="m1")
 
 
@@ -298,13 +288,13 @@ def test_a_predecessor_is_found_by_the_table(faces: Faces, place: Place) -> None
     with faces.opened() as router, faces.opened() as other:
         router.publish(b"old", "s0", message_id="m1")
         router.publish(b"1", "s1", message_id="m1")
-        with pytest.raises(PredecessorNotFound, match="no key has"):
+        with pytest.raises(errors.PredecessorNotFound, match="no key has"):
             other.publish(b"too early", affinity_predecessor="m1")
         with place.recording(*streams, keys=[KeyDefinition("id", source="property:message_id")]):
             for stream in streams:
                 place.wait_recorded(stream)
             other.publish(b"2", affinity_predecessor="m1")
-            with pytest.raises(PredecessorNotFound, match="not recorded"):
+            with pytest.raises(errors.PredecessorNotFound, match="not recorded"):
                 other.publish(b"3", affinity_predecessor="m7")
             for stream in streams:
                 place.wait_recorded(stream)
@@ -343,18 +333,18 @@ def test_sets_are_seen_and_closed(six: relatum.AffinitySets, layout: Layout, dat
     assert (found.name, found.state, found.move_id) == ("b2", "open", None)
     assert found.opened_at is not None
     for error, ask in (
-        (InvalidInput, lambda: six.list(limit=0)),
-        (InvalidInput, lambda: six.close_idle(0)),
-        (PlacementNotFound, lambda: six.inspect("b")),
-        (PlacementNotFound, lambda: six.move(["a1", "nobody"], found.partition)),
-        (StreamNotFound, lambda: six.move(["a1"], "no-such-stream")),
-        (StreamNotFound, lambda: six.set_weights({"no-such-stream": 1})),
-        (SuperStreamNotFound, lambda: relatum.AffinitySets("no-such-super-stream", database_url)),
+        (errors.InvalidInput, lambda: six.list(limit=0)),
+        (errors.InvalidInput, lambda: six.close_idle(0)),
+        (errors.PlacementNotFound, lambda: six.inspect("b")),
+        (errors.PlacementNotFound, lambda: six.move(["a1", "nobody"], found.partition)),
+        (errors.StreamNotFound, lambda: six.move(["a1"], "no-such-stream")),
+        (errors.StreamNotFound, lambda: six.set_weights({"no-such-stream": 1})),
+        (errors.SuperStreamNotFound, lambda: relatum.AffinitySets("no-such-super-stream", database_url)),
     ):
         with pytest.raises(error):
             ask()
     assert six.close_set("a1").name == "a1"
-    with pytest.raises(PlacementNotFound):
+    with pytest.raises(errors.PlacementNotFound):
         six.close_set("a1")
     assert six.close_idle(3600) == 0
     assert six.close_idle(1e-6) == 5
@@ -383,9 +373,9 @@ def test_contexts_are_not_closed_as_sets(faces: Faces) -> None:
     with replace(faces, header=CONTEXTS).opened() as router:
         router.publish(b"1", "c1")
     with relatum.AffinitySets(faces.layout.super_stream, faces.database_url) as opened:
-        with pytest.raises(SuperStreamConflict, match="has serialization contexts"):
+        with pytest.raises(errors.SuperStreamConflict, match="has serialization contexts"):
             opened.close_set("c1")
-        with pytest.raises(SuperStreamConflict, match="has serialization contexts"):
+        with pytest.raises(errors.SuperStreamConflict, match="has serialization contexts"):
             opened.close_idle(0.000_001)
         assert opened.inspect("c1").state == "open"
 

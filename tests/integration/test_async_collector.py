@@ -11,18 +11,15 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum import AsyncMessageCollector, Broker, Outcome, OutcomeStatus
+from relatum import AsyncMessageCollector, Broker, Outcome
 from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import LIMIT_S, wait_until
-from tests.support.collectors import Collecting
+from tests.support.collectors import COLLECTED, SUCCEEDED, UNKNOWN, Collecting
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.threads import Threads
-
-SUCCEEDED = OutcomeStatus.SUCCEEDED
-
 
 Apart = Callable[..., AsyncMessageCollector]
 
@@ -46,7 +43,6 @@ async def write(bulk: Bulk) -> None:
 
 
 def messages(count: int, type_: str = "order") -> list[Message]:
-    """Messages made by hand."""
     properties = pika.BasicProperties(type=type_)
     return [Message.from_amqp("made", offset, properties, b"%d" % offset) for offset in range(count)]
 
@@ -125,7 +121,7 @@ async def test_a_cancelled_collect_has_taken_nothing(apart: Apart) -> None:
         assert collector.statistics().held_messages == held == 2
         opened.set()
         await until_succeeded(collector, "made:0", "made:1")
-        assert (await collector.outcome("made:2")).status is OutcomeStatus.UNKNOWN
+        assert (await collector.outcome("made:2")).status is UNKNOWN
 
 
 async def test_collects_that_are_cancelled_at_any_moment_lose_nothing(apart: Apart) -> None:
@@ -307,7 +303,7 @@ async def test_executors_and_handlers_may_flush_and_close(apart: Apart) -> None:
         answers.append(await collector.close())
 
     async def flush(outcome: Outcome) -> None:
-        if outcome.status is OutcomeStatus.COLLECTED:
+        if outcome.status is COLLECTED:
             answers.append(await collector.collect(messages(2)[1]))
             await collector.flush()
 

@@ -24,7 +24,7 @@ from tests.contract._node import OneChunk
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as
 from tests.support.place import Place
-from tests.support.standstill import somebody_waits
+from tests.support.standstill import end_first_scan, somebody_waits
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -57,7 +57,6 @@ def planned(
 
 
 def together(*calls: Callable[[], object]) -> None:
-    """Run calls in threads of their own, at once."""
     barrier = threading.Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> None:
@@ -186,13 +185,7 @@ def test_a_scan_that_a_lagging_node_ends_early_covers_nothing_unread(
     """The leader is away while a filler scans, and back when the filler compares the stream's end."""
     place.put(*orders(10))
     add_keys(place.engine, ["host"])
-    scan, scans = StreamReader.batches, []
-
-    def lagging(*given: Any, **options: Any) -> Any:
-        scans.append(given)
-        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
-
-    monkeypatch.setattr(StreamReader, "batches", lagging)
+    end_first_scan(monkeypatch)
     assert place.backfill().rows == len(place.rows()) == 10
 
 

@@ -14,8 +14,13 @@ from relatum.reading import Message, Properties
 from relatum.store.members import LEASE_S
 from tests.support import wait_until
 from tests.support.collectors import (
+    COLLECTED,
     COLLECTOR_FACES,
+    FAILED,
     FOREVER,
+    FORWARDED,
+    SUCCEEDED,
+    UNKNOWN,
     Collecting,
     Consumer,
     Gate,
@@ -23,9 +28,6 @@ from tests.support.collectors import (
     wait_status,
 )
 from tests.support.place import Place
-
-UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
-SUCCEEDED, FAILED = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED
 
 FULL: dict[str, Any] = {"bulk_messages": 1, "queue_bulks": 1, "max_age_s": 600.0}
 

@@ -12,7 +12,7 @@ from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_status as status_statements
 from relatum.outcomes import OUTCOMES
 from tests.support.collectors import statements
-from tests.support.plans import nodes_of, plan_of_statement, text_of
+from tests.support.plans import EACH_MODE, changed_in_place, nodes_of, plan_of_statement
 
 ROWS = 100_000
 WAITING = 20_000
@@ -65,9 +65,6 @@ INSERT INTO relatum.collected_messages
 """
 
 
-each_mode = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-
-
 def messages_in(plan: dict[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a plan that read the table of messages; there is one at least."""
     found = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
@@ -75,7 +72,7 @@ def messages_in(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-@each_mode
+@EACH_MODE
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """A statement never scans the table of messages, and reads few rows that it does not want."""
@@ -110,7 +107,7 @@ BACKLOG = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generat
 BULK = {**PLACES, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
 
 
-@each_mode
+@EACH_MODE
 @pytest.mark.parametrize(
     ("others", "asked", "most"),
     [
@@ -138,9 +135,6 @@ def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.C
             "INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size, member_id) "
             "SELECT 2, n, 'new-' || n, 'order', 1, 8 FROM generate_series(0, 9) AS n"
         )
-        query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
-        [(before,)] = filled.execute(query).fetchall()
         parameters = {**PLACES, "of_stream": "invoices", "offsets": list(range(10)), "of_member": 8, "of_bulk": 2}
-        filled.execute(text_of(statements.FORWARD).encode(), {**statements.FORWARD.compile().params, **parameters})
-        [(after,)] = filled.execute(query).fetchall()
-    assert after - before == 10
+        given = {**statements.FORWARD.compile().params, **parameters}
+        assert changed_in_place(filled, "collected_messages", statements.FORWARD, given) == 10

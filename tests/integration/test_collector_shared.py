@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum import MessageId
+from relatum import MessageId, errors
 from relatum.collecting import (
     Bulk,
     Collected,
@@ -26,17 +26,10 @@ from relatum.collecting import (
     FlushReason,
     MessageCollector,
     Outcome,
-    OutcomeStatus,
     collector_status,
 )
 from relatum.collecting._collector_core import Advance
 from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    DatabaseUnavailable,
-    InvalidInput,
-    NotAStream,
-    StreamNotFound,
     StreamUnavailable,
 )
 from relatum.reading import Message, StreamBounds, StreamReader
@@ -45,7 +38,13 @@ from relatum.store.database import Database
 from relatum.superstreams import Layout
 from tests.support import declare_stream, in_a_try, new_streams, reader_of, unique_name, wait_until
 from tests.support.collectors import (
+    COLLECTED,
+    DEAD,
+    FAILED,
     FOREVER,
+    FORWARDED,
+    SUCCEEDED,
+    UNKNOWN,
     Collecting,
     Consumer,
     Gate,
@@ -53,13 +52,11 @@ from tests.support.collectors import (
     is_attached,
     wait_status,
 )
-from tests.support.commits import AT_COMMIT
+from tests.support.commits import commits_held, make_commits_wait
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
 
-UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
-SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 CRASHES_MAX = 10
@@ -301,7 +298,6 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         wait_until(lambda: collector.flush() or len(consumer.bodies) == 3, what="all consumed")
     assert sorted(consumer.bodies) == list("xyz")
     wait_status(other, SUCCEEDED, *"xyz")
-    other.store.dispose()
 
 
 @pytest.mark.parametrize("of_all", [False, True])
@@ -316,7 +312,7 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
         unfollow, done = store.unfollow, following.follower.done
         monkeypatch.setattr(store, "unfollow", lambda member, name: left.append(name) or unfollow(member, name))
         monkeypatch.setattr(following.follower, "done", lambda *events: released.extend(events) or done(*events))
-        events = [Failed(None if of_all else stream, 0, BrokerUnavailable("away")), Attached(stream, 0, 0)]
+        events = [Failed(None if of_all else stream, 0, errors.BrokerUnavailable("away")), Attached(stream, 0, 0)]
         collector._shared.loop.call(lambda: list(map(following._on_event, events)))
         wait_until(lambda: left and is_attached(collector, stream), what="the stream left, and followed again")
         collecting.put("a")
@@ -332,7 +328,6 @@ def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: py
     member = StoreMember(place.database, lease_s=0.2)
     member.follow(place.stream, 0)
     member.close()
-    member.store.dispose()
 
     def first_offset() -> int:
         collecting.put(f"{next(numbers):03}" + "x" * 500)
@@ -354,7 +349,7 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
     """A collector refuses to follow a queue; it waits for a missing stream and logs the name once."""
     place, queue = collecting.place, unique_name("queue")
     channel.queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
-    with pytest.raises(NotAStream, match=queue):
+    with pytest.raises(errors.NotAStream, match=queue):
         collecting.collector(Consumer(), streams=[place.stream, queue]).start()
     channel.queue_delete(queue)
 
@@ -374,27 +369,27 @@ def test_a_queue_is_refused_and_a_missing_stream_waited_for(
 def test_what_cannot_work_is_refused(collecting: Collecting, layout: Layout) -> None:
     """A collector is refused without a broker, executor or dead-letter stream, or with a wrong one, or its own."""
     for options in ({"streams": ["orders"]}, {"dead_letter_stream": "dead"}):
-        with pytest.raises(ConfigurationError, match="broker"):
+        with pytest.raises(errors.ConfigurationError, match="broker"):
             MessageCollector("billing", database=NOWHERE, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="amqp"):
+    with pytest.raises(errors.ConfigurationError, match="amqp"):
         MessageCollector("billing", database=NOWHERE, broker="rabbitmq-stream://localhost/", dead_letter_stream="dead")
     alone = MessageCollector("billing", database=NOWHERE)
-    with pytest.raises(ConfigurationError, match="broker"):
+    with pytest.raises(errors.ConfigurationError, match="broker"):
         alone.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))
-    with pytest.raises(InvalidInput, match="called"):
+    with pytest.raises(errors.InvalidInput, match="called"):
         alone.register_executor("order", "no executor")  # type: ignore[arg-type]
     alone.register_executor("order", Consumer())
-    with pytest.raises(InvalidInput, match="already"):
+    with pytest.raises(errors.InvalidInput, match="already"):
         alone.register_executor("order", Consumer())
-    with pytest.raises(ConfigurationError, match="executor"):
+    with pytest.raises(errors.ConfigurationError, match="executor"):
         collecting.collector().start()
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         collecting.collector(Consumer(), dead_letter_stream=unique_name("missing")).start()
-    with pytest.raises(ConfigurationError, match="forever"):
+    with pytest.raises(errors.ConfigurationError, match="forever"):
         collecting.collector(dead_letter_stream=collecting.place.stream)
     partition = layout.partitions[0].stream
     collector = collecting.collector(Consumer(), streams=[layout.super_stream], dead_letter_stream=partition)
-    with pytest.raises(ConfigurationError, match="forever"):
+    with pytest.raises(errors.ConfigurationError, match="forever"):
         collector.start()
 
 
@@ -435,7 +430,6 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
         set_attempts = "UPDATE relatum.collected_messages SET attempts = :attempts WHERE message_id = :name"
         collecting.place.sql(set_attempts, attempts=attempts, name=name)
     let_lapse(engine)
-    dead.store.dispose()
     consumer = Consumer()
     with collecting.collector(consumer, streams=[], attempts=3, dead_letter_stream=dead_stream) as collector:
         outcomes = wait_status(collector, SUCCEEDED, *"abc")
@@ -480,14 +474,13 @@ def test_a_commit_in_doubt_leaves_no_message_to_nobody(collecting: Collecting, m
         monkeypatch.setattr(store, "add", add)
         add(*given)
         collecting.place.sql("UPDATE relatum.collector_sources SET member_id = :member", member=other.member)
-        raise DatabaseUnavailable("no answer")
+        raise errors.DatabaseUnavailable("no answer")
 
     with collector:
         wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
         monkeypatch.setattr(store, "add", add_in_doubt)
         collecting.put("a")
         wait_status(collector, SUCCEEDED, "a")
-    other.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -503,11 +496,10 @@ def test_a_stream_that_is_unavailable_holds_up_no_other(
     for name, stream in (("b", copies), ("a", place.stream)):
         dead.add([Collected(MessageId(stream, 0), name, "order", 1, None)])
     dead.close()
-    dead.store.dispose()
 
     def read_some(reader: StreamReader, ids: Any, **options: Any) -> Any:
         if copies in {stream for stream, _ in ids}:
-            raise StreamUnavailable("no leader", stream=copies)
+            raise errors.StreamUnavailable("no leader", stream=copies)
         return read_all(reader, ids, **options)
 
     with monkeypatch.context() as patch, caplog.at_level("INFO", "relatum.collector"):
@@ -532,7 +524,6 @@ def test_a_stream_that_cannot_be_read_hides_no_status(collecting: Collecting, ch
         member.follow(stream, 0)
     [status] = collector_status(place.database, broker=place.amqp)
     assert {each.stream: each.lag_offsets for each in status.sources} == {queue: None, place.stream: 1}
-    member.store.dispose()
 
 
 @pytest.mark.usefixtures("quick_rhythm")
@@ -542,7 +533,6 @@ def test_without_a_broker_nothing_is_taken_over(collecting: Collecting, engine: 
     stream, dead = collecting.place.stream, StoreMember(collecting.place.database, lease_s=LEASE_S)
     dead.add([Collected(MessageId(stream, 0), "a", "order", 1, None)])
     let_lapse(engine)
-    dead.store.dispose()
     options: dict[str, Any] = {"streams": [], "lease_s": LEASE_S, "backoff_s": 0.0}
     leases, lease = set[Any](), "SELECT max(lease_expires_at) FROM relatum.collector_members"
     with collecting.collector(Consumer(), broker=None, **options) as collector:
@@ -687,10 +677,9 @@ def test_messages_that_cannot_be_deleted_now_cost_no_lease(collecting: Collectin
     leases, lease = set[Any](), "SELECT lease_expires_at FROM relatum.collector_members"
     with collecting.collector(Consumer(), keep_s=60, lease_s=LEASE_S) as collector:
         wait_status(collector, SUCCEEDED, "a")
-        with psycopg.connect(collecting.place.database, autocommit=True) as gate:
-            gate.execute(AT_COMMIT.replace("INSERT ON consumed", "DELETE ON relatum.collected_messages"))  # type: ignore[arg-type]
-            gate.execute("SELECT pg_advisory_lock(1)")
-            gate.execute("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
+        make_commits_wait(collecting.place.engine, "DELETE ON relatum.collected_messages")
+        with commits_held(collecting.place.engine):
+            collecting.place.sql("UPDATE relatum.collected_messages SET finished_at = now() - interval '1 hour'")
             wait_until(lambda: leases.update(collecting.place.sql(lease)) or len(leases) > 8, what="renewals")
         wait_until(lambda: collector.outcome("a").status is UNKNOWN, what="the message deleted")
 

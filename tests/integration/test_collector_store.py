@@ -22,8 +22,8 @@ from relatum.otel import NO_SPAN
 from relatum.reading import Message, Position, Properties
 from relatum.store.database import Database
 from tests.support import until_answered, wait_until
-from tests.support.collectors import CollectorStore, StoreMember
-from tests.support.commits import AT_COMMIT, committing
+from tests.support.collectors import COLLECTED, DEAD, FAILED, SUCCEEDED, UNKNOWN, CollectorStore, StoreMember
+from tests.support.commits import commits_held, committing, make_commits_wait
 from tests.support.place import Place
 
 BULK = 7
@@ -47,13 +47,12 @@ def places(*offsets: int, stream: str = "orders") -> frozenset[MessageId]:
 
 def results(status: OutcomeStatus, *offsets: int, reason: str | None = None, retry_in_s: float | None = None) -> list:
     """The same result for several messages; one that is none of success has a reason."""
-    if status in (OutcomeStatus.FAILED, OutcomeStatus.DEAD):
+    if status in (FAILED, DEAD):
         reason = reason or "it failed"
     return [Result(MessageId("orders", offset), status, reason, retry_in_s) for offset in offsets]
 
 
 def change(database: Database, statement: str, **parameters: Any) -> int:
-    """Execute a statement in a transaction of its own; gives how many rows it changed."""
     with database.engine.begin() as connection:
         return connection.execute(sa.text(statement), parameters).rowcount
 
@@ -75,7 +74,7 @@ def statuses(member: StoreMember, *offsets: int) -> list[str]:
 
 def finish(member: StoreMember, *offsets: int) -> None:
     member.forward(BULK, places(*offsets))
-    member.finish(BULK, results(OutcomeStatus.SUCCEEDED, *offsets))
+    member.finish(BULK, results(SUCCEEDED, *offsets))
 
 
 def consumed(member: StoreMember, *offsets: int) -> None:
@@ -85,22 +84,18 @@ def consumed(member: StoreMember, *offsets: int) -> None:
 
 def test_a_message_goes_from_collected_to_succeeded(member: StoreMember) -> None:
     """Each step stores its time and returns it; no other result, bulk or collecting changes a final outcome."""
-    added = member.add(entries(0, 1))
-    assert added.places == places(0, 1)
-    forwarded = member.forward(BULK, places(0, 1))
-    assert forwarded.places == places(0, 1)
-    finished = member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0))
-    assert finished.places == places(0)
+    added, forwarded = member.add(entries(0, 1)), member.forward(BULK, places(0, 1))
+    finished = member.finish(BULK, results(SUCCEEDED, 0))
+    assert (added.places, forwarded.places, finished.places) == (places(0, 1), places(0, 1), places(0))
     outcome = member.outcome("orders-0")
-    assert outcome.status is OutcomeStatus.SUCCEEDED
+    assert outcome.status is SUCCEEDED
     assert (outcome.collector, outcome.type, outcome.stream, outcome.offset) == ("billing", "order", "orders", 0)
     assert (outcome.collected_at, outcome.forwarded_at, outcome.finished_at) == (added.at, forwarded.at, finished.at)
     assert (outcome.attempts, outcome.reason, outcome.others) == (1, None, ())
     assert statuses(member, 1, 2) == ["forwarded", "unknown"]
     before = member.store.outcomes_of(["orders-0"])
-    assert member.finish(BULK, results(OutcomeStatus.DEAD, 0)).places == frozenset()
-    assert member.forward(BULK + 1, places(0)).places == frozenset()
-    assert member.add(entries(0)).places == frozenset()
+    for late in (member.finish(BULK, results(DEAD, 0)), member.forward(BULK + 1, places(0)), member.add(entries(0))):
+        assert late.places == frozenset()
     assert member.store.outcomes_of(["orders-0"]) == before
 
 
@@ -108,9 +103,9 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
     """A message to be tried again is collected, with its attempts and reason; whoever takes it over knows when."""
     member.add(entries(0))
     member.forward(BULK, places(0))
-    member.finish(BULK, results(OutcomeStatus.COLLECTED, 0, reason="busy", retry_in_s=600.0))
+    member.finish(BULK, results(COLLECTED, 0, reason="busy", retry_in_s=600.0))
     outcome = member.outcome("orders-0")
-    assert (outcome.status, outcome.attempts, outcome.reason) == (OutcomeStatus.COLLECTED, 1, "busy")
+    assert (outcome.status, outcome.attempts, outcome.reason) == (COLLECTED, 1, "busy")
     assert outcome.finished_at is None
     member.close()
     ((message, due_in_s),) = StoreMember(database).take_over(["order"], 10)
@@ -177,8 +172,7 @@ def test_the_position_moves_with_the_rows_or_not_at_all(member: StoreMember) -> 
     assert statuses(member, 3) == ["unknown"]
     known = Position(8, 42, None)
     member.add(entries(5, 7), Advance("orders", 5, 9, known, passed_over=2))
-    followed = member.follow("orders", 0)
-    assert (followed.next_offset, followed.known_by) == (9, known)
+    assert member.follow("orders", 0) == Followed(9, known)
 
 
 def test_one_member_follows_a_stream(member: StoreMember, database: Database) -> None:
@@ -238,7 +232,7 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
     lapse(database, member)
     heir = StoreMember(database)
     assert len(heir.take_over(["order"], 1)) == 1
-    assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0, 1)).places == places(1)
+    assert member.finish(BULK, results(SUCCEEDED, 0, 1)).places == places(1)
     assert member.forward(BULK + 1, places(0)).places == frozenset()
     assert statuses(member, 0, 1) == ["collected", "succeeded"]
     # Nothing is left, so the member is gone; the call reports that.
@@ -259,7 +253,7 @@ def test_a_joined_result_and_a_take_over_exclude_each_other(
     heir = StoreMember(database)
     lapse(database, member)
     with member.store.transaction() as connection:
-        finish = partial(member.finish, BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
+        finish = partial(member.finish, BULK, results(SUCCEEDED, 0), connection=connection)
         if is_stored:
             assert finish().places == places(0)
         assert taken_over(heir) == ([1, 2] if is_stored else [0, 1, 2])
@@ -280,9 +274,9 @@ def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(member: StoreMem
     last = heirs[-1]
     last.forward(BULK + 9, places(0))
     for number, dead in enumerate(heirs[:-1]):
-        assert dead.finish(BULK + number, results(OutcomeStatus.FAILED, 0)).places == frozenset()
-    assert last.finish(BULK + 9, results(OutcomeStatus.SUCCEEDED, 0)).places == places(0)
-    assert (last.outcome("orders-0").status, last.outcome("orders-0").attempts) == (OutcomeStatus.SUCCEEDED, 3)
+        assert dead.finish(BULK + number, results(FAILED, 0)).places == frozenset()
+    assert last.finish(BULK + 9, results(SUCCEEDED, 0)).places == places(0)
+    assert (last.outcome("orders-0").status, last.outcome("orders-0").attempts) == (SUCCEEDED, 3)
 
 
 def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: Database) -> None:
@@ -303,13 +297,11 @@ def test_a_take_over_whose_commit_is_slow_is_waited_for(member: StoreMember, dat
     lapse(database, member)
     with closing(Database(f"{place.database}?statement_timeout_s=1")) as impatient:
         heir = StoreMember(impatient)
-        gate = psycopg.connect(place.database, autocommit=True)
-        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collected_messages"))  # type: ignore[arg-type]
-        gate.execute("SELECT pg_advisory_lock(1)")
-        for _ in range(2):
-            with pytest.raises(DatabaseUnavailable):
-                heir.take_over(["order"], 10)
-        gate.close()
+        make_commits_wait(database.engine, "UPDATE ON relatum.collected_messages")
+        with commits_held(database.engine):
+            for _ in range(2):
+                with pytest.raises(DatabaseUnavailable):
+                    heir.take_over(["order"], 10)
         assert until_answered(lambda: taken_over(heir)) == [0, 1]
 
 
@@ -392,7 +384,7 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     assert repeated(lambda: member.forward(BULK, places(0, 1))).places == places(0, 1)
     once = member.forward(BULK, places(0, 1))
     assert member.forward(BULK, places(0, 1)) == once
-    done = [*results(OutcomeStatus.FAILED, 0), *results(OutcomeStatus.COLLECTED, 1, reason="no", retry_in_s=0.0)]
+    done = [*results(FAILED, 0), *results(COLLECTED, 1, reason="no", retry_in_s=0.0)]
     for _ in range(2):
         assert repeated(lambda: member.finish(BULK, done)).places == places(0, 1)
         assert [member.outcome(f"orders-{offset}").attempts for offset in (0, 1)] == [1, 1]
@@ -403,8 +395,7 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
         heir.take_over(["order"], 10)
     assert len(cuts) == 1
     found = heir.take_over(["order"], 10)
-    assert [message.place.offset for message, _ in found] == [1, 5]
-    assert [message.attempts for message, _ in found] == [1, 0]
+    assert [(message.place.offset, message.attempts) for message, _ in found] == [(1, 1), (5, 0)]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -425,7 +416,7 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
             with pytest.raises(DatabaseUnavailable):
                 consumer.execute_joined(bulk, NO_SPAN)
         results, stored = consumer.execute_joined(bulk, NO_SPAN)
-    told = OutcomeStatus.COLLECTED if after else OutcomeStatus.SUCCEEDED
+    told = COLLECTED if after else SUCCEEDED
     assert [result.status for result in results] == [told]
     assert statuses(member, 0) == [told.value]
     assert stored is not None
@@ -437,17 +428,20 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     member.follow("orders", 0)
     member.add(entries(0, 1, 2), Advance("orders", 0, 3, Position(2, 7, 1)))
     member.forward(BULK, places(0, 1))
-    member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0))
+    member.finish(BULK, results(SUCCEEDED, 0))
     member.rewind("orders", 0, is_new=True)
-    followed = member.follow("orders", 5)
-    assert followed is not None
-    assert (followed.next_offset, followed.known_by) == (0, None)
+    assert member.follow("orders", 5) == Followed(0, None)
     assert statuses(member, 0, 1, 2) == ["succeeded", "failed", "failed"]
     assert member.outcome("orders-1").reason.startswith("the stream was deleted and declared again")
     anew = [Collected(MessageId("orders", 0), "another", "order", 1, None)]
     assert member.add(anew, Advance("orders", 0, 1)).places == places(0)
-    assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 1)).places == frozenset()
-    assert member.outcome("another").status is OutcomeStatus.COLLECTED
+    assert member.finish(BULK, results(SUCCEEDED, 1)).places == frozenset()
+    assert member.outcome("another").status is COLLECTED
+
+
+def waiting(place: Place, *events: str) -> int:
+    query = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = ANY (:events)"
+    return len(place.sql(query, events=list(events)))
 
 
 def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
@@ -456,19 +450,14 @@ def test_what_is_collected_while_its_stream_begins_anew_is_of_the_new_stream(
     """`collect` waits for the end of the old generation, which would fail the message, or leave it for ever."""
     member.follow("orders", 0)
     member.add(entries(0), Advance("orders", 0, 1))
-    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(3) as threads:
-        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collector_sources"))  # type: ignore[arg-type]
-        gate.execute("SELECT pg_advisory_lock(1)")
+    make_commits_wait(database.engine, "UPDATE ON relatum.collector_sources")
+    with commits_held(database.engine) as release, ThreadPoolExecutor(3) as threads:
         ending = threads.submit(member.rewind, "orders", 0, is_new=True)
         wait_until(lambda: committing(database.engine), what="the old generation ends")
         collecting = threads.submit(member.add, entries(5))
         following = threads.submit(member.follow, "orders", 0)
-        waiting = (
-            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-            " AND wait_event IN ('transactionid', 'tuple')"
-        )
-        wait_until(lambda: len(gate.execute(waiting).fetchall()) == 2, what="collecting and following wait")
-        gate.execute("SELECT pg_advisory_unlock(1)")
+        wait_until(lambda: waiting(place, "transactionid", "tuple") == 2, what="collecting and following wait")
+        release()
         ending.result()
     assert collecting.result().places == places(5)
     assert following.result().next_offset == 0
@@ -479,31 +468,29 @@ def test_what_is_stored_while_its_member_leaves_is_taken_over(
     member: StoreMember, database: Database, place: Place
 ) -> None:
     """A member whose last transaction the server has not ended when it leaves is not removed before others look."""
-    with psycopg.connect(place.database, autocommit=True) as gate, ThreadPoolExecutor(2) as threads:
-        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "INSERT ON relatum.collected_messages"))  # type: ignore[arg-type]
-        gate.execute("SELECT pg_advisory_lock(1)")
-        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = %s"
+    make_commits_wait(database.engine, "INSERT ON relatum.collected_messages")
+    with commits_held(database.engine) as release, ThreadPoolExecutor(2) as threads:
         adding = threads.submit(member.add, entries(0))
-        wait_until(lambda: gate.execute(waits, ["advisory"]).fetchone(), what="a transaction that ends late")
+        wait_until(lambda: waiting(place, "advisory"), what="a transaction that ends late")
         leaving = threads.submit(member.close)
-        wait_until(lambda: leaving.done() or gate.execute(waits, ["transactionid"]).fetchone(), what="leaving")
-        gate.execute("SELECT pg_advisory_unlock(1)")
+        wait_until(lambda: leaving.done() or waiting(place, "transactionid"), what="leaving")
+        release()
         assert adding.result().places == places(0)
         leaving.result()
     assert taken_over(StoreMember(database)) == [0]
 
 
-@pytest.mark.parametrize("status", [OutcomeStatus.COLLECTED, OutcomeStatus.FAILED])
+@pytest.mark.parametrize("status", [COLLECTED, FAILED])
 def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: StoreMember, status: OutcomeStatus) -> None:
     """A publisher that repeated itself has several messages: none may hide behind another's success."""
     consumed(member, 0)
     member.add([Collected(MessageId("orders", 1), "orders-0", "order", 1, None)])
-    if status is OutcomeStatus.FAILED:
+    if status is FAILED:
         member.forward(BULK, places(1))
         member.finish(BULK, results(status, 1))
     outcome = member.outcome("orders-0")
     assert (outcome.status, outcome.offset) == (status, 1)
-    assert [(each.status, each.offset) for each in outcome.others] == [(OutcomeStatus.SUCCEEDED, 0)]
+    assert [(each.status, each.offset) for each in outcome.others] == [(SUCCEEDED, 0)]
 
 
 def test_ids_and_types_may_be_any_text(member: StoreMember) -> None:
@@ -511,14 +498,10 @@ def test_ids_and_types_may_be_any_text(member: StoreMember) -> None:
     ids = ["a\tb", "a\\nb", "new\nline", "'", "ж漢\U0001f600", "x" * 255, "\\."]
     member.add([Collected(MessageId("orders", offset), text, text, 0, None) for offset, text in enumerate(ids)])
     found = member.store.outcomes_of(ids)
-    assert {text: (found[text].type, found[text].status) for text in ids} == {
-        text: (text, OutcomeStatus.COLLECTED) for text in ids
-    }
-    assert member.add([]).places == frozenset()
-    assert member.forward(BULK, []).places == frozenset()
-    assert member.finish(BULK, []).places == frozenset()
-    assert member.store.outcomes_of([]) == {}
-    assert member.take_over([], 10) == []
+    assert [(text, found[text].type, found[text].status) for text in ids] == [(text, text, COLLECTED) for text in ids]
+    for stored in (member.add([]), member.forward(BULK, []), member.finish(BULK, [])):
+        assert stored.places == frozenset()
+    assert (member.store.outcomes_of([]), member.take_over([], 10)) == ({}, [])
 
 
 def test_collectors_do_not_see_each_other(member: StoreMember, database: Database) -> None:
@@ -526,7 +509,7 @@ def test_collectors_do_not_see_each_other(member: StoreMember, database: Databas
     consumed(member, 0)
     member.close()
     for other in (StoreMember(database, "audit"), StoreMember(database, vhost="other")):
-        assert other.outcome("orders-0").status is OutcomeStatus.UNKNOWN
+        assert other.outcome("orders-0").status is UNKNOWN
         assert taken_over(other) == []
         assert other.follow("orders", 0).next_offset == 0
         assert other.add(entries(0), Advance("orders", 0, 1)).places == places(0)
@@ -566,7 +549,7 @@ def test_the_collectors_role_is_enough(database: Database) -> None:
         member.close()
         consumer = acting("relatum_consumer")
         found = CollectorStore("billing", consumer).outcomes_of(["orders-0"])
-        assert found["orders-0"].status is OutcomeStatus.SUCCEEDED
+        assert found["orders-0"].status is SUCCEEDED
         with pytest.raises(sa.exc.ProgrammingError):
             change(consumer, "DELETE FROM relatum.collected_messages")
         assert forget_finished(acting("relatum_recorder").engine) == 0

@@ -1,8 +1,6 @@
 """Lookups of messages that were consumed: as each client gives them, against what was read from the stream."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from relatum.keys import KeyDefinition
 from relatum_consumer import Relations, Status
 from tests.integration._consumers import told
-from tests.support import unique_name
+from tests.support import run_python, unique_name
 from tests.support.place import Place
 
 KEYS = [
@@ -30,9 +28,7 @@ MOMENT = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 
 def run(place: Place, *consumed: str) -> dict[str, Any]:
     """Run consumers one after the other, and return what each printed."""
-    command = [sys.executable, "-m", "tests.integration._consumers", place.amqp, place.database, *consumed]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "tests.integration._consumers", place.amqp, place.database, *consumed, timeout_s=400)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -9,20 +9,12 @@ from typing import Any
 
 import pytest
 
+from relatum import errors
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
 from relatum.contexts import _mover as moving
 from relatum.contexts._move_store import NothingToMove
 from relatum.contexts._mover import Mover
 from relatum.contexts._partition_log import Control, Fence, Marker, entry_of
-from relatum.errors import (
-    ConfigurationError,
-    Conflict,
-    InvalidInput,
-    MoveConflict,
-    NotFound,
-    PlacementNotFound,
-    StreamNotFound,
-)
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream
 from tests.support.standstill import SLACK_S
@@ -176,7 +168,7 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
     wanted = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0
     begun = contexts._store.begin(*wanted, "me")
     assert contexts._store.begin(*wanted, "me") == begun
-    with pytest.raises(MoveConflict, match=f"move {begun.move_id}") as caught:
+    with pytest.raises(errors.MoveConflict, match=f"move {begun.move_id}") as caught:
         contexts._store.begin(*wanted, "another")
     assert (caught.value.move_id, caught.value.state) == (begun.move_id, "fencing")
     contexts.resume(begun.move_id)
@@ -185,7 +177,7 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
 def test_what_keeps_a_move_from_beginning_is_raised_as_it_is(contexts: SerializationContexts) -> None:
     """The error of a move that has not begun names no move and no other cause."""
     names = place(contexts, 1)
-    with pytest.raises(StreamNotFound) as caught:
+    with pytest.raises(errors.StreamNotFound) as caught:
         run(contexts, moving.move, f"{contexts.super_stream}-0", f"{contexts.super_stream}-9", frozenset(names))
     assert caught.value.__cause__ is not caught.value
     assert not hasattr(caught.value, "move_id")
@@ -209,20 +201,20 @@ def test_what_cannot_be_moved_is_refused(contexts: SerializationContexts) -> Non
     """Unknown contexts, partitions and moves, and contexts that are on their way, are refused."""
     names = place(contexts, 2)
     for call, arguments, error, said in (
-        (contexts.move, ([*names, "nobody"], f"{contexts.super_stream}-1"), PlacementNotFound, "'nobody'"),
-        (contexts.move, (names, "elsewhere"), StreamNotFound, "'elsewhere'"),
-        (contexts.resume, ("12345",), InvalidInput, "move_id= takes an integer"),
-        (contexts.resume, (12345,), NotFound, "no move 12345"),
-        (contexts.assign, (names[0], f"{contexts.super_stream}-2"), Conflict, "move it"),
+        (contexts.move, ([*names, "nobody"], f"{contexts.super_stream}-1"), errors.PlacementNotFound, "'nobody'"),
+        (contexts.move, (names, "elsewhere"), errors.StreamNotFound, "'elsewhere'"),
+        (contexts.resume, ("12345",), errors.InvalidInput, "move_id= takes an integer"),
+        (contexts.resume, (12345,), errors.NotFound, "no move 12345"),
+        (contexts.assign, (names[0], f"{contexts.super_stream}-2"), errors.Conflict, "move it"),
     ):
         with pytest.raises(error, match=said):
             call(*arguments)  # type: ignore[operator]
     assert contexts.moves(latest=1) == []
     move_id = leave(contexts, names[:1], 4)
-    with pytest.raises(MoveConflict, match=f"move {move_id}"):
+    with pytest.raises(errors.MoveConflict, match=f"move {move_id}"):
         contexts.move(names, f"{contexts.super_stream}-2")
     contexts.resume(move_id)
-    with pytest.raises(MoveConflict, match="move its contexts back") as caught:
+    with pytest.raises(errors.MoveConflict, match="move its contexts back") as caught:
         contexts.abort(move_id)
     assert (caught.value.move_id, caught.value.state) == (move_id, "switched")
 
@@ -233,7 +225,7 @@ def test_looking_needs_no_broker(contexts: SerializationContexts, database_url: 
     with SerializationContexts(contexts.super_stream, database_url) as other:
         assert other.assignment_of(name) == contexts.assignment_of(name)
         assert len(other.status().partitions) == 3
-        with pytest.raises(ConfigurationError, match="broker"):
+        with pytest.raises(errors.ConfigurationError, match="broker"):
             other.move(name, f"{contexts.super_stream}-1")
 
 

@@ -8,19 +8,8 @@ from functools import partial
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum import Broker
+from relatum import Broker, errors
 from relatum.contexts import MoveProgress, MoveState, SerializationContexts, consumers
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    Conflict,
-    DatabaseUnavailable,
-    InvalidInput,
-    PartitionInUse,
-    StreamNotFound,
-    SuperStreamConflict,
-    SuperStreamNotFound,
-)
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout, describe_super_stream
 from tests.support import delete_stream, stream_available
@@ -49,7 +38,7 @@ def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url
     first, second = (f"{contexts.super_stream}-{place}" for place in range(2))
     contexts.assign("c", second)
     generation = contexts.status().generation
-    with pytest.raises(PartitionInUse, match="it has the placement of 'c'") as caught:
+    with pytest.raises(errors.PartitionInUse, match="it has the placement of 'c'") as caught:
         contexts.retire(second)
     assert (caught.value.stream, contexts.status().generation) == (second, generation)
     contexts.move("c", first)
@@ -58,12 +47,12 @@ def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url
     assert [str(row.state) for row in contexts.status().partitions] == ["active", "retired"]
     layout = describe_super_stream(broker, contexts.super_stream)
     assert [partition.stream for partition in layout] == [first]
-    with pytest.raises(SuperStreamConflict, match="retired"):
+    with pytest.raises(errors.SuperStreamConflict, match="retired"):
         contexts.move("c", second)
-    with pytest.raises(Conflict, match="retired"):
+    with pytest.raises(errors.Conflict, match="retired"):
         contexts.assign("d", second)
     assert contexts.plan().moves == {}
-    with pytest.raises(PartitionInUse, match="last"):
+    with pytest.raises(errors.PartitionInUse, match="last"):
         contexts.retire(first)
     delete_stream(amqp_url, second)
 
@@ -76,7 +65,7 @@ def test_a_partition_that_a_move_needs_is_not_retired(contexts: SerializationCon
     def tell(progress: MoveProgress) -> None:
         if not progress.move.state.is_ended:
             for stream in streams:
-                with pytest.raises(PartitionInUse, match="has not ended") as caught:
+                with pytest.raises(errors.PartitionInUse, match="has not ended") as caught:
                     contexts.retire(stream)
                 refused.append(caught.value.stream)
 
@@ -93,14 +82,14 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(contexts: Seria
     place.sql("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
     positions = "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
     place.sql(f"{positions} SELECT 1, partition_id, 2 FROM relatum.super_stream_partitions")
-    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
+    with pytest.raises(errors.PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
         contexts.retire(second, delete=True, timeout_s=0)
     assert stream_available(place.amqp, second)
     with ThreadPoolExecutor(1) as pool:
         retired = pool.submit(contexts.retire, second, delete=True)
         place.sql("UPDATE relatum.serial_positions SET position = 3")
         retired.result(90)
-    with StreamReader.open(place.amqp) as reader, pytest.raises(StreamNotFound):
+    with StreamReader.open(place.amqp) as reader, pytest.raises(errors.StreamNotFound):
         reader.bounds(second)
 
 
@@ -114,7 +103,7 @@ def test_a_stream_is_not_deleted_before_a_consumer_that_was_away_has_seen_it(
     place.sql("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
     positions = "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position)"
     place.sql(f"{positions} SELECT 1, partition_id, 1 FROM relatum.super_stream_partitions WHERE stream = '{first}'")
-    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{second}'"):
+    with pytest.raises(errors.PartitionInUse, match=f"'billing' has not consumed all of '{second}'"):
         contexts.retire(second, delete=True, timeout_s=0)
     status = consumers(contexts.super_stream, broker=place.broker, database=place.database)["billing"]
     assert [(each.stream, each.position, each.lag) for each in status.partitions] == [(first, 1, 0), (second, 0, 1)]
@@ -124,7 +113,7 @@ def test_a_stream_is_not_deleted_before_a_consumer_that_was_away_has_seen_it(
         f"{holds}, epoch, fence_offset) SELECT 1, partition_id, partition_id, 1, 0, 1, 1, 0 "
         f"FROM relatum.super_stream_partitions WHERE stream = '{first}'"
     )
-    with pytest.raises(PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
+    with pytest.raises(errors.PartitionInUse, match=f"'billing' has not consumed all of '{first}'"):
         contexts.retire(second, delete=True, timeout_s=0)
     assert stream_available(place.amqp, second)
 
@@ -135,7 +124,7 @@ def test_the_name_of_a_retired_partition_is_not_used_again(contexts: Serializati
     contexts.retire(f"{contexts.super_stream}-1", delete=True)
     assert contexts.add_partitions(2) == [f"{contexts.super_stream}-2", f"{contexts.super_stream}-3"]
     assert [move.state for move in contexts.move("a", f"{contexts.super_stream}-3")] == [MoveState.SWITCHED]
-    with pytest.raises(SuperStreamConflict, match="was retired"):
+    with pytest.raises(errors.SuperStreamConflict, match="was retired"):
         contexts.add_partitions(binding_keys=["1"])
     layout = describe_super_stream(place.broker, contexts.super_stream)
     assert [partition.binding_key for partition in layout] == ["0", "2", "3"]
@@ -143,17 +132,17 @@ def test_the_name_of_a_retired_partition_is_not_used_again(contexts: Serializati
 
 def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: str, database_url: str) -> None:
     """An unknown super stream, another header, or a wrong option is an error when contexts are opened."""
-    with pytest.raises(SuperStreamNotFound):
+    with pytest.raises(errors.SuperStreamNotFound):
         SerializationContexts("nowhere", database_url, broker=amqp_url)
-    with pytest.raises(SuperStreamNotFound):
+    with pytest.raises(errors.SuperStreamNotFound):
         SerializationContexts(super_stream, database_url)
     with SerializationContexts(super_stream, database_url, broker=amqp_url) as contexts:
         assert contexts.status().header == "serialization_context"
-    with pytest.raises(SuperStreamConflict, match="account"):
+    with pytest.raises(errors.SuperStreamConflict, match="account"):
         SerializationContexts(super_stream, database_url, header="account")
-    with pytest.raises(InvalidInput, match="moves_at_once"):
+    with pytest.raises(errors.InvalidInput, match="moves_at_once"):
         SerializationContexts(super_stream, database_url, moves_at_once=0)
-    with SerializationContexts(super_stream, database_url) as contexts, pytest.raises(ConfigurationError):
+    with SerializationContexts(super_stream, database_url) as contexts, pytest.raises(errors.ConfigurationError):
         contexts.add_partitions()
 
 
@@ -236,7 +225,7 @@ def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
 
     with SerializationContexts(super_stream, database, broker=broker, retry_s=0.1) as others:
         others.assign("c", f"{super_stream}-0")
-        with pytest.raises((BrokerUnavailable, DatabaseUnavailable)) as caught:
+        with pytest.raises((errors.BrokerUnavailable, errors.DatabaseUnavailable)) as caught:
             others.move("c", f"{super_stream}-1", progress=tell)
     [left] = contexts.moves()
     assert (caught.value.move_id, left.state, left.is_attended) == (left.move_id, MoveState.FENCING, True)

@@ -1,7 +1,6 @@
 """Moves that wait before their fence: for how long, and which mover continues them when theirs is gone."""
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.routing import HeldMove, confirming, consumed, of_context, other_than
 from tests.support.standstill import in_time
+from tests.support.threads import beside
 
 PARTITIONS = 2
 
@@ -179,13 +179,10 @@ def test_one_of_many_goes_on_with_it(
 def test_a_mover_that_lives_says_so(c: SerializationContexts, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mover that waits keeps its move attended."""
     monkeypatch.setattr("relatum.contexts._mover.MOVE_WAIT_S", 90.0)
-    mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
-    mover.start()
-    wait_until(lambda: bool(c.moves()), what="the mover waits")
-    let_lapse(place.engine)
-    wait_until(lambda: c.moves()[0].is_attended, what="it is said that somebody is there")
-    monkeypatch.undo()
-    mover.join()
+    with beside(c.move, "c", f"{c.super_stream}-1", stop=monkeypatch.undo):
+        wait_until(lambda: bool(c.moves()), what="the mover waits")
+        let_lapse(place.engine)
+        wait_until(lambda: c.moves()[0].is_attended, what="it is said that somebody is there")
     assert c.moves() == []
 
 

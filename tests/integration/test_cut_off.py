@@ -9,13 +9,24 @@ from typing import Any
 import pytest
 
 from relatum import Broker, MessageId
-from relatum.collecting import Collected, OutcomeStatus
+from relatum.collecting import Collected
 from relatum.contexts import SerialConsumer, SerialOptions
 from tests.support import delete_stream, new_streams, wait_until
-from tests.support.collectors import Collecting, Consumer, Gate, StoreMember, is_attached, wait_status
+from tests.support.collectors import (
+    COLLECTED,
+    FORWARDED,
+    SUCCEEDED,
+    Collecting,
+    Consumer,
+    Gate,
+    StoreMember,
+    is_attached,
+    wait_status,
+)
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
 from tests.support.serial_consuming import SerialBed, serial_bed
+from tests.support.threads import beside
 
 PARTITIONS = 4
 
@@ -62,15 +73,8 @@ class Consumed:
     @contextmanager
     def running(self, broker: Broker) -> Iterator[SerialConsumer]:
         stop = threading.Event()
-        with self.consumer(broker) as consumer:
-            thread = threading.Thread(target=consumer.run, args=[self._note, stop], name="member")
-            thread.start()
-            try:
-                yield consumer
-            finally:
-                stop.set()
-                thread.join(90)
-        assert not thread.is_alive()
+        with self.consumer(broker) as consumer, beside(consumer.run, self._note, stop, stop=stop.set):
+            yield consumer
 
     def _note(self, batch: Any) -> None:
         with self._lock:
@@ -202,18 +206,18 @@ def test_the_stream_of_a_collector_that_is_cut_off_is_taken_over(
     line, other = lines
     with collecting.collector(gate, broker=line.broker, **options) as first, gate.closed():
         collecting.put(*"ab")
-        wait_status(first, OutcomeStatus.FORWARDED, "a")
-        wait_status(first, OutcomeStatus.COLLECTED, "b")
+        wait_status(first, FORWARDED, "a")
+        wait_status(first, COLLECTED, "b")
         with line.fault(CUT), collecting.collector(consumer, broker=other.broker, **options) as second:
             collecting.put("c")
-            wait_status(second, OutcomeStatus.SUCCEEDED, "c")
+            wait_status(second, SUCCEEDED, "c")
             gate.opened.set()
-            wait_status(second, OutcomeStatus.SUCCEEDED, *"abc")
+            wait_status(second, SUCCEEDED, *"abc")
             stream = first._shared.following.streams[place.stream]
             wait_until(lambda: stream.is_standing_by, what="the first stands by")
             assert (caplog.text.count("is unavailable"), caplog.text.count("is back")) == (1, 0)
         collecting.put("d")
-        wait_status(first, OutcomeStatus.SUCCEEDED, "d")
+        wait_status(first, SUCCEEDED, "d")
     assert caplog.text.count("is back") == 1
     assert (gate.bodies, consumer.bodies) == (["a", "b", "d"], ["c"])
 
@@ -237,9 +241,7 @@ def test_a_collector_that_is_cut_off_takes_over_no_messages(place: Place, lines:
             assert place.sql("SELECT member_id FROM relatum.collected_messages") == [(dead.member,)]
         other.close()
         collecting.put("a")
-        wait_status(collector, OutcomeStatus.SUCCEEDED, "a")
-    dead.store.dispose()
-    other.store.dispose()
+        wait_status(collector, SUCCEEDED, "a")
 
 
 def test_a_collector_whose_stream_goes_while_it_is_cut_off_takes_over_again(
@@ -257,5 +259,4 @@ def test_a_collector_whose_stream_goes_while_it_is_cut_off_takes_over_again(
         collecting.put("a", to=other)
         dead.add([Collected(MessageId(other, 0), "a", "order", 1, None)])
         place.sql(lapse)
-        wait_status(collector, OutcomeStatus.SUCCEEDED, "a")
-    dead.store.dispose()
+        wait_status(collector, SUCCEEDED, "a")

@@ -17,16 +17,9 @@ import sqlalchemy as sa
 
 import relatum
 from pyspark_relatum import DefaultSource
+from relatum import errors
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import AffinityOptions, AsyncSerialConsumer, ContextOptions, SerialConsumer, SerialOptions
-from relatum.errors import (
-    BrokerUnavailable,
-    DatabaseUnavailable,
-    NotFinishedInTime,
-    NotRecordedInTime,
-    ReadTimeout,
-    Transient,
-)
 from relatum.membership import GROUP_KEY
 from relatum.recording import Recorder, prune, status
 from relatum.recording.embedded import EmbeddedRecorder
@@ -128,7 +121,7 @@ def _complete(at: FailingPlace) -> None:
     relations = _relations(at)
     until_answered(lambda: at.go(relations.find("order_id", 1, complete=True)))
     at.place.put(b"more")
-    with at.fault("broker frozen", Transient):
+    with at.fault("broker frozen", errors.Transient):
         at.go(relations.find("order_id", 1, complete=True))
 
 
@@ -136,22 +129,22 @@ def _receipt_waits(at: FailingPlace, fault: str) -> None:
     """The message is confirmed: whatever is suspended, only its rows are not known."""
     receipt = _receipt(at, at.database if fault.startswith("database") else at.place.database)
     if fault.startswith("broker"):
-        with pytest.raises(NotRecordedInTime):
+        with pytest.raises(errors.NotRecordedInTime):
             at.go(receipt.wait(0.0))
-    with at.fault(fault, NotRecordedInTime):
+    with at.fault(fault, errors.NotRecordedInTime):
         at.go(receipt.wait(WAIT_S))
 
 
 def _settle(at: FailingPlace) -> None:
     receipt = _receipt(at, at.place.database)
     assert len(at.go(receipt.settle())) == 1
-    with at.fault("broker frozen", BrokerUnavailable):
+    with at.fault("broker frozen", errors.BrokerUnavailable):
         at.go(receipt.settle(WAIT_S))
 
 
 def _receipt_outcome(at: FailingPlace) -> None:
     receipt = _receipt(at, at.place.database)
-    with at.fault("broker frozen", NotFinishedInTime):
+    with at.fault("broker frozen", errors.NotFinishedInTime):
         at.go(receipt.outcome(WAIT_S))
 
 
@@ -227,7 +220,7 @@ def _groups(at: FailingPlace) -> None:
     relations = _relations(at)
     following = {"follow": True, "idle_timeout_s": WAIT_S}
     until_answered(lambda: list(at.go(relations.groups(at.place.stream, **following))))
-    with at.fault("broker frozen", Transient):
+    with at.fault("broker frozen", errors.Transient):
         list(at.go(relations.groups(at.place.stream, **following)))
 
 
@@ -281,7 +274,7 @@ def _router_ends(at: FailingPlace) -> None:
     at.at_end(router.close)
     channel = at.enter(confirming(at.place.amqp))
     for context, most_s in (("first", WAIT_S), ("new", 3 * WAIT_S)):
-        with in_time(most_s), at.fault("database frozen", DatabaseUnavailable):
+        with in_time(most_s), at.fault("database frozen", errors.DatabaseUnavailable):
             router.publish(channel, b"1", of_context(context))
         until_answered(lambda: router.publish(channel, b"1", of_context("known")))
     with at.fault("database frozen"):
@@ -317,7 +310,7 @@ def _predecessor(at: FailingPlace) -> None:
     router = at.enter(relatum.AffinityRouter(name, at.database, AffinityOptions(timeout_s=WAIT_S)))
     publisher = Face(router, at.enter(confirming(at.place.amqp)))
     until_answered(lambda: publisher.publish(b"1", "known"))
-    with at.fault("database frozen", DatabaseUnavailable):
+    with at.fault("database frozen", errors.DatabaseUnavailable):
         publisher.publish(b"2", affinity_predecessor="unknown")
 
 
@@ -329,7 +322,7 @@ def _spark(at: FailingPlace) -> None:
     (partition,) = until_answered(reader.partitions)
     batches: Any = reader.read(partition)
     until_answered(lambda: next(batches))
-    with at.fault("broker frozen", ReadTimeout):
+    with at.fault("broker frozen", errors.ReadTimeout):
         list(batches)
 
 
@@ -338,7 +331,7 @@ BROKER_FROZEN: dict[str, Callable[[FailingPlace], None]] = {
     "receipt.wait(timeout_s)": partial(_receipt_waits, fault="broker frozen"),
     "settle(timeout_s)": _settle,
     "receipt.outcome(timeout_s)": _receipt_outcome,
-    "Outcomes.wait(…, timeout_s)": partial(_outcomes_wait, fault="broker frozen", error=NotFinishedInTime),
+    "Outcomes.wait(…, timeout_s)": partial(_outcomes_wait, fault="broker frozen", error=errors.NotFinishedInTime),
     "MessageCollector.close(timeout_s)": partial(_collector_closes, fault="broker frozen"),
     "SerialConsumer.close(timeout_s)": partial(_consumer_closes, fault="broker frozen"),
     "next_batch(timeout_s)": _next_batch,
@@ -349,7 +342,7 @@ BROKER_FROZEN: dict[str, Callable[[FailingPlace], None]] = {
 }
 """The table of docs/answers.md."""
 
-_outcomes_locked = partial(_outcomes_wait, fault="locked collected_messages", error=DatabaseUnavailable)
+_outcomes_locked = partial(_outcomes_wait, fault="locked collected_messages", error=errors.DatabaseUnavailable)
 _recorder_locked = partial(_recorder_stops, fault="locked relationships")
 
 DATABASE_AWAY: dict[str, tuple[Callable[[FailingPlace], None], float]] = {
@@ -392,7 +385,7 @@ def test_each_wait_ends_when_the_table_says(wait: str, failing: FailingPlace) ->
     def is_in_time() -> bool:
         try:
             BROKER_FROZEN[wait](failing)
-        except DatabaseUnavailable:
+        except errors.DatabaseUnavailable:
             # PostgreSQL is not frozen in any case here: a busy machine opened no connection in half a second.
             return False
         return failing.took_s < WAIT_S + DOCUMENTED[wait] + BUSY_S
@@ -469,7 +462,7 @@ def test_what_commands_do_once_ends_by_the_urls_limit(amqp_url: str, database_ur
     url = f"{database_url}?statement_timeout_s={WAIT_S}"
     with locked(database_url, "streams"):
         for ask in (lambda: status(amqp_url, url), lambda: prune(amqp_url, url, ["x"])):
-            with in_time(WAIT_S), pytest.raises(DatabaseUnavailable, match=r"in time \(0\.5 s\)"):
+            with in_time(WAIT_S), pytest.raises(errors.DatabaseUnavailable, match=r"in time \(0\.5 s\)"):
                 ask()
 
 
@@ -484,7 +477,7 @@ def test_a_pool_keeps_some_and_opens_as_many_again(database_url: str, monkeypatc
         assert len(database.rows(sa.text("SELECT 1"), {})) == 1
     with database.transaction(), database.transaction() as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
-        with in_time(0.2), pytest.raises(DatabaseUnavailable, match="no connection to PostgreSQL became free"):
+        with in_time(0.2), pytest.raises(errors.DatabaseUnavailable, match="no connection to PostgreSQL became free"):
             database.rows(sa.text("SELECT 1"), {})
     assert (database.pool.idle, database.pool.in_use) == (1, 0)
     database.close()

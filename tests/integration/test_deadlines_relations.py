@@ -49,7 +49,6 @@ def paid(stream: str) -> Expectation:
 
 @pytest.fixture
 def recorded(place: Place) -> Place:
-    """A place with a recorded message of the order 1."""
     place.put_recorded((b"order", {"order_id": 1}))
     return place
 

@@ -93,7 +93,6 @@ def message(chance: random.Random, now_us: int) -> tuple[dict[str, Any], pika.Ba
 
 
 def body_of(values: dict[str, Any]) -> bytes:
-    """The body, which has the values of one of the keys."""
     return json.dumps({"items": values["item"]}).encode()
 
 

@@ -1,10 +1,14 @@
 """Publishers that know nothing of Relatum, and what release 0.4 recorded of them; what is expected is by hand."""
 
 import gzip
+import os
+import shutil
 import struct
+import subprocess
 import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -18,8 +22,10 @@ from relatum.recording import backfill, status, verify
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.coverage import add_ranges, new_tail
 from relatum.store.database import as_engine
+from relatum.superstreams import StreamOptions
+from relatum.tapping import tap
 from relatum_consumer import Relations, Status
-from tests.support import new_streams, wait_until
+from tests.support import broker_connection, delete_stream, new_streams, unique_name, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
 from tests.support.amqp import listed, mapped, section, text
 from tests.support.place import Place
@@ -225,12 +231,7 @@ def test_a_receipt_nobody_can_wait_for(place: Place) -> None:
     with RawPublisher(place.stream_url, place.stream) as publisher:
         publisher.publish(message)
     place.record(keys=[*KEYS, KeyDefinition("by_id", source="property:message_id")])
-    assert place.rows() == [
-        ("order_id", "v", 0),
-        ("by_id", "x" * 255, 1),
-        ("order_id", "v", 1),
-        ("order_id", "v", 2),
-    ]
+    assert place.rows() == [("order_id", "v", 0), ("by_id", "x" * 255, 1), ("order_id", "v", 1), ("order_id", "v", 2)]
 
 
 def test_a_time_header_that_is_no_time(place: Place) -> None:
@@ -290,3 +291,45 @@ def test_what_release_0_4_recorded_is_unproven_and_later_right(empty_database_ur
         assert relations.find("order_id", "42").status is Status.ABSENT
         assert relations.find("order_id", "c").ids == ((stream, 3),)
         assert relations.trace(("order_id", "42")).status is Status.ABSENT
+
+
+SMALL = StreamOptions(max_length_bytes=10_000_000)
+PROGRAM = Path(__file__).parents[1] / "support" / "java" / "Publisher.java"
+CLIENT = os.environ.get("RELATUM_AMQP_CLIENT_JAR", "/usr/share/java/amqp-client.jar")
+JARS = [Path(CLIENT), Path("/usr/share/java/slf4j-api.jar")]
+ORDERS = 20
+
+
+@pytest.mark.rare
+@pytest.mark.skipif(
+    not (shutil.which("java") and shutil.which("javac") and all(jar.exists() for jar in JARS)),
+    reason="there is no JDK or no RabbitMQ client for Java: tools/install java-client installs them",
+)
+def test_a_java_publisher_is_found_as_it_is(place: Place) -> None:
+    """Its confirms come, its queue has its messages, and each is found by text, number, and what Java makes of both."""
+    name = unique_name("java")
+    stream = f"{name}.copied"
+    keys: list[str | KeyDefinition] = ["customer", "paid"]
+    keys += [KeyDefinition("order_id", type="integer"), KeyDefinition("cents", type="integer")]
+    with broker_connection(place.amqp) as connection:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True)
+        channel.exchange_declare(name, "topic", durable=True)
+        channel.queue_bind(name, name, "order.#")
+        tap(place.amqp, place.database, name, stream=stream, options=SMALL)
+        command = ["java", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(map(str, JARS)), str(PROGRAM)]
+        command += [place.amqp.rstrip("/") + "/%2f", name, "order.new", str(ORDERS)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert channel.queue_delete(name).method.message_count == ORDERS
+        channel.exchange_delete(name)
+    place.record(stream, keys=keys)
+    with Relations(place.amqp, place.database) as relations:
+        (order,) = relations.find("order_id", 7)
+        assert (order.body, order.properties.correlation_id) == (b"order 7", "order-7")
+        assert order.headers["rate"] == 0.1
+        assert relations.find("cents", 1234567890123 + 7).first == order
+        assert len(list(relations.find("customer", "Müller & Söhne"))) == ORDERS
+        assert len(list(relations.related(order, by="paid"))) == ORDERS // 2 - 1
+        assert [message.id for message in relations.trace(order, by="order_id").messages] == [order.id]
+    delete_stream(place.amqp, stream)

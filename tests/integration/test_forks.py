@@ -27,12 +27,13 @@ from relatum.recording import Recorder
 from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
-from tests.support import in_a_try, publish_plain, wait_until
+from tests.support import in_a_try, publish_plain, run_python, wait_until
 from tests.support.forking import in_child, publish_in_child, publishing, put
 from tests.support.leases import LEASE_S
 from tests.support.place import Place
 from tests.support.ports import free_port
 from tests.support.serial_consuming import consume
+from tests.support.threads import beside
 
 PARTITIONS = 2
 
@@ -40,7 +41,6 @@ VALUES = [f"v{number}" for number in range(10)]
 
 
 def wait_for(place: Place, *values: str) -> None:
-    """Wait until all have their rows."""
     wait_until(lambda: sorted(place.values()) == sorted(values), what="all rows")
 
 
@@ -220,20 +220,14 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
                 held.set()
                 let_go.wait(120)
 
-        holder = threading.Thread(target=hold)
-        holder.start()
-        held.wait(90)
-
         def use() -> list[Any]:
             publish_in_child(place.broker, place.database, place.stream, ["child"])
             orders.affinity().destination("", b"", None, "")
             return [reader.read(place.stream, 0).body, relations.read(place.stream, 0).body]
 
-        try:
+        with beside(hold, stop=let_go.set):
+            assert held.wait(90)
             assert in_child(use) == [b"0", b"0"]
-        finally:
-            let_go.set()
-            holder.join()
     wait_for(place, "child")
 
 
@@ -260,9 +254,7 @@ assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
 assert reader._nodes.pool._idle == idle, "the parent had to connect again"
 """
-    command = [sys.executable, "-c", script, place.amqp, place.stream_url, place.database, place.stream]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", script, place.amqp, place.stream_url, place.database, place.stream)
     assert "Traceback" not in done.stderr, done.stderr
 
 

@@ -13,18 +13,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum import Broker
-from relatum.errors import (
-    BrokerUnavailable,
-    ClaimLost,
-    ConfigurationError,
-    GroupConflict,
-    InvalidInput,
-    KeyNotDefined,
-    NotFound,
-    PublishUnroutable,
-    StreamNotFound,
-)
+from relatum import Broker, errors
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import prune
@@ -64,7 +53,6 @@ def states(place: Place) -> dict[int, str]:
 
 
 def letters_in(place: Place, stream: str) -> list[tuple[bytes, object]]:
-    """The body and the reason of each dead letter."""
     return [(letter.body, letter.headers["relatum_dead_reason"]) for letter in place.messages(stream)]
 
 
@@ -84,7 +72,7 @@ def test_each_complete_group_is_given_until_it_is_acknowledged(
             assert [int(message.body.split(b"-")[1]) for message in group] == [*range(1, len(group) + 1)]
         found[0].acknowledge()
         found[0].acknowledge()
-    with pytest.raises(ClaimLost) as lost:
+    with pytest.raises(errors.ClaimLost) as lost:
         found[1].acknowledge()
     assert lost.value.group_id == found[1].group_id
     with relations.groups(place.stream, consumer="billing") as groups:
@@ -219,7 +207,7 @@ def test_members_of_a_deleted_consumer_do_not_wait(place: Place, relations: Rela
         next(groups).acknowledge()
         place.sql("DELETE FROM relatum.group_consumers")
         place.put_recorded(*whole_group(2, 2))
-        with pytest.raises(NotFound):
+        with pytest.raises(errors.NotFound):
             next(groups)
 
 
@@ -270,10 +258,10 @@ def test_a_lapsed_lease_gives_the_group_to_another(place: Place, relations: Rela
             theirs = other.groups(place.stream, consumer="billing")
             second = next(theirs)
             assert (second.group_id, second.deliveries) == (first.group_id, 2)
-            with pytest.raises(ClaimLost):
+            with pytest.raises(errors.ClaimLost):
                 first.acknowledge()
             second.acknowledge()
-        with pytest.raises(ClaimLost):
+        with pytest.raises(errors.ClaimLost):
             first.acknowledge()
     assert states(place) == {1: "done"}
 
@@ -310,23 +298,23 @@ def test_members_must_agree(place: Place, relations: Relations, streams: list[st
     place.record(*streams)
     assert given(relations, streams) == []
     assert given(relations, list(reversed(streams))) == []
-    with pytest.raises(ConfigurationError, match="billing"):
+    with pytest.raises(errors.ConfigurationError, match="billing"):
         given(relations, streams[0])
-    with pytest.raises(ConfigurationError, match="logical"):
+    with pytest.raises(errors.ConfigurationError, match="logical"):
         given(relations, streams, order="physical")
 
 
 def test_what_cannot_be_meant_is_refused(relations: Relations, place: Place) -> None:
     """Options past their limits or without another one are refused, and so is a consumer without the key of groups."""
     for options in ({"complete": False}, {"consumer": ""}, {"consumer": 5}, {"on_conflict": "dead_letter"}):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(errors.InvalidInput):
             relations.groups("any", **{"consumer": "billing"} | options)
     limits = {"lease_s": 0.5, "prefetch": 1_001, "member": "", "dead_letter_stream": "", "deliveries_max": 1_000_001}
     for option, value in limits.items():
-        with pytest.raises(InvalidInput):
+        with pytest.raises(errors.InvalidInput):
             GroupConsumer("billing", **{option: value})  # type: ignore[arg-type]
     place.record(keys=["order_id"])
-    with pytest.raises(KeyNotDefined, match="message_group"):
+    with pytest.raises(errors.KeyNotDefined, match="message_group"):
         next(relations.groups(place.stream, consumer="billing"))
 
 
@@ -346,7 +334,7 @@ async def test_the_asyncio_face_shares_with_the_blocking_one(place: Place) -> No
                 if len(found) == 2:
                     break
                 await group.acknowledge()
-        with pytest.raises(ClaimLost):
+        with pytest.raises(errors.ClaimLost):
             await group.acknowledge()
     assert found == ids(1, 2)
     with Relations(place.amqp, place.database) as relations:
@@ -360,7 +348,7 @@ UNSOUND = [*whole_group(1, 2), of_group(1, 3), *whole_group(2, 1)]
 def test_an_unsound_group_raises_and_stays(place: Place, relations: Relations) -> None:
     """An unsound group is an error for every member until one of them skips it."""
     place.put_recorded(*UNSOUND)
-    with pytest.raises(GroupConflict) as caught:
+    with pytest.raises(errors.GroupConflict) as caught:
         given(relations, place.stream)
     assert (caught.value.group_id, caught.value.anomaly) == (group_id(1), "past_last")
     assert given(relations, place.stream, on_conflict="skip") == ids(2)
@@ -372,7 +360,7 @@ def test_dead_letters_must_have_a_place(place: Place, relations: Relations, chan
     place.put_recorded(*whole_group(1, 1))
     name = unique_name("dead")
     consumer = GroupConsumer("billing", dead_letter_stream=name)
-    with pytest.raises(StreamNotFound, match="dead_letter_stream="):
+    with pytest.raises(errors.StreamNotFound, match="dead_letter_stream="):
         next(relations.groups(place.stream, consumer=consumer))
     assert states(place) == {}
     channel.queue_declare(name)
@@ -389,7 +377,7 @@ def test_dead_letters_that_are_not_taken_give_the_group_back(
     with relations.groups(place.stream, consumer=consumer, on_conflict="dead_letter") as mine:
         next(mine).acknowledge()
         delete_stream(place.amqp, dead_stream)
-        with pytest.raises(PublishUnroutable, match=dead_stream):
+        with pytest.raises(errors.PublishUnroutable, match=dead_stream):
             next(mine)
         assert states(place) == {1: "ready", 2: "done"}
         declare_stream(place.amqp, dead_stream)
@@ -408,7 +396,7 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(place: Place, dead_s
     ):
         proxy.accepts = False
         groups = relations.groups(place.stream, consumer=consumer, on_conflict="dead_letter")
-        with groups, pytest.raises(BrokerUnavailable):
+        with groups, pytest.raises(errors.BrokerUnavailable):
             next(groups)
         back = threading.Timer(1, setattr, (proxy, "accepts", True))
         back.start()
@@ -480,7 +468,7 @@ def test_duplicates_by_policy(place: Place, relations: Relations) -> None:
     """A consumer takes the first message of a number, unless duplicates are an error."""
     place.put_recorded(of_group(1, 1), *whole_group(1, 2))
     for on_conflict in ("raise", "skip"):
-        with pytest.raises(GroupConflict, match="same number"):
+        with pytest.raises(errors.GroupConflict, match="same number"):
             given(relations, place.stream, on_duplicate="raise", on_conflict=on_conflict)
     with relations.groups(place.stream, consumer="billing") as groups:
         (group,) = groups
@@ -520,7 +508,7 @@ def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations:
     place.record(stream)
     prune(place.amqp, place.engine.url)
     assert states(place) == {1: "done", 2: "ready"}, "a message of the first is retained"
-    with pytest.raises(GroupConflict) as caught:
+    with pytest.raises(errors.GroupConflict) as caught:
         given(relations, stream)
     assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
     assert given(relations, stream, on_conflict="skip") == []

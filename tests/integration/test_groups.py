@@ -13,17 +13,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum import Broker
-from relatum.errors import (
-    GroupConflict,
-    InvalidGroup,
-    InvalidInput,
-    KeyNotDefined,
-    NothingRecorded,
-    OffsetExpired,
-    StreamNotFound,
-    StreamReplaced,
-)
+from relatum import Broker, errors
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus, Membership
 from relatum.reading import StreamReader
@@ -115,18 +105,18 @@ def test_bad_arguments_are_refused_before_anything_is_read(place: Place, relatio
     options = {"order": ["random"], "on_duplicate": ["last"], "on_conflict": ["ignore", "dead_letter"]}
     options["start"] = [-1, True, "first", 2**63, 1.5]
     for option, wrong in [(option, wrong) for option, values in options.items() for wrong in values]:
-        with pytest.raises(InvalidInput):
+        with pytest.raises(errors.InvalidInput):
             relations.groups(place.stream, **{option: wrong})
-    with pytest.raises(InvalidInput):
+    with pytest.raises(errors.InvalidInput):
         relations.groups([place.stream, "other"], start=5)
     for bad in ("", "abc", "G" * 48, group_id(1).upper().replace("0", "A"), 7, None):
-        with pytest.raises(InvalidGroup):
+        with pytest.raises(errors.InvalidGroup):
             relations.group(bad)  # type: ignore[arg-type]
     for sequence in (0, 1_000_000_000, True, "1"):
-        with pytest.raises(InvalidGroup):
+        with pytest.raises(errors.InvalidGroup):
             relations.grouped(group_id(1), sequence)  # type: ignore[arg-type]
     place.record()
-    with pytest.raises(StreamNotFound):
+    with pytest.raises(errors.StreamNotFound):
         list(relations.groups("relatum-no-such-stream"))
     assert list(relations.groups()) == []
 
@@ -140,7 +130,7 @@ def test_without_the_key_of_groups_nothing_is_guessed(place: Place, relations: R
         lambda: relations.group_position(group_id(1)),
         lambda: relations.incomplete_groups(older_than=0),
     ):
-        with pytest.raises(KeyNotDefined, match="GROUP_KEY") as error:
+        with pytest.raises(errors.KeyNotDefined, match="GROUP_KEY") as error:
             ask()
         assert error.value.key == "message_group"
 
@@ -174,10 +164,10 @@ def test_a_position_says_which_streams_it_holds_for(
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
     relatum.intercept(channel.connection)
     group = relatum.MessageGroup(channel, "", unknown)
-    with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
+    with pytest.raises(errors.InvalidGroup, match=f"streams='{unknown}'"):
         group.resume(of_all)
     unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
-    with pytest.raises(InvalidGroup, match="not proven"):
+    with pytest.raises(errors.InvalidGroup, match="not proven"):
         group.resume(unproven)
     group.resume(relations.group_position(group_id(1), streams=unknown))
     group.put(b"1-3", last=True)
@@ -214,7 +204,7 @@ def test_where_no_stream_is_recorded_a_group_s_position_is_not_known(place: Plac
     place.put(of_group(1, 1))
     for ask in (relations.group_position, relations.group):
         for complete in (True, False):
-            with pytest.raises(NothingRecorded):
+            with pytest.raises(errors.NothingRecorded):
                 ask(group_id(1), complete=complete)
     assert relations.group_position(group_id(1), streams=place.stream).seen == 1
 
@@ -271,7 +261,7 @@ def test_a_group_is_found_beside_a_stream_that_is_not_the_recorded_one(place: Pl
         assert ids_of(relations._newest_groups().groups) == ids(2, 1)
     with Relations(place.amqp, place.database) as relations:
         assert ids_of(relations.groups()) == ids(2)
-        with pytest.raises(StreamReplaced):
+        with pytest.raises(errors.StreamReplaced):
             list(relations.groups(place.stream))
 
 
@@ -287,7 +277,7 @@ def test_a_stream_that_is_forgotten_meanwhile_hides_no_group(
         return resolve_name("relatum_consumer.groups._finding:batches")(*arguments)
 
     monkeypatch.setattr("relatum_consumer.groups._finding.batches", after_forget)
-    with pytest.raises(StreamReplaced):
+    with pytest.raises(errors.StreamReplaced):
         list(relations.groups(place.stream))
 
 
@@ -323,7 +313,7 @@ def test_duplicates_are_kept_apart_or_an_error(place: Place, relations: Relation
     assert [message.offset for message in first.duplicates] == [2]
     assert (first.position.anomalies, second.duplicates) == ((Anomaly.DUPLICATE,), ())
     assert Anomaly.DUPLICATE in relations.group_position(group_id(1)).anomalies
-    with pytest.raises(GroupConflict) as error:
+    with pytest.raises(errors.GroupConflict) as error:
         list(relations.groups(place.stream, on_duplicate="raise"))
     assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.DUPLICATE)
 
@@ -345,7 +335,7 @@ def test_a_message_routed_to_two_streams_is_no_duplicate(
     assert [message.properties.message_id for message in second.duplicates] == ["d"]
     assert relations.group_position(group_id(1)).anomalies == ()
     assert relations.group_position(group_id(2)).anomalies == (Anomaly.DUPLICATE,)
-    with pytest.raises(GroupConflict):
+    with pytest.raises(errors.GroupConflict):
         list(relations.groups(streams, on_duplicate="raise"))
 
 
@@ -362,7 +352,7 @@ def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
     """At its turn, named; the groups before it are given."""
     place.put_recorded(*whole_group(1, 2), *messages, *whole_group(3, 2))
     assert ids_of(relations.groups(place.stream, on_conflict="skip")) == ids(1, 3)
-    with pytest.raises(GroupConflict) as error:
+    with pytest.raises(errors.GroupConflict) as error:
         list(relations.groups(place.stream))
     assert (error.value.group_id, error.value.anomaly) == (group_id(2), anomaly)
     assert anomaly in relations.group_position(group_id(2)).anomalies
@@ -382,9 +372,9 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
     place.record(stream, other)
     assert len(list(relations.groups())) == 3
     place.put(*((b"x" * 20_000, {"n": n}) for n in range(40)), to=stream)
-    wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
+    wait_until(lambda: errors.OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
     assert ids_of(relations.groups(on_conflict="skip")) == ids(3)
-    with pytest.raises(GroupConflict) as error:
+    with pytest.raises(errors.GroupConflict) as error:
         list(relations.groups())
     assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
     group = relations.group(group_id(1))
@@ -421,7 +411,7 @@ def test_all_groups_are_listed_the_newest_first(place: Place, streams: list[str]
     assert found == ids_of(page.groups)
     assert ids_of(relations._newest_groups(streams[1]).groups) == ids(4, 3, 2)
     for wrong in ({"limit": -1}, {"limit": 1_001}, {"before": 1}, {"before": "\0"}):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(errors.InvalidInput):
             relations._newest_groups(**wrong)  # type: ignore[arg-type]
 
 

@@ -10,9 +10,11 @@ from relatum_consumer.groups._assembly import MEMBERS, ROWS_BETWEEN
 from relatum_consumer.groups._finding import STORE_WINDOW
 from relatum_consumer.groups._groups import HOLDERS
 from relatum_consumer.groups._one_group import NEWEST, UNFINISHED
+from tests.support.groups import group_id, ids
 from tests.support.plans import (
     CATALOG,
     CLOSE_PARTS,
+    EACH_MODE,
     MAKE_PARTS,
     PARTS,
     nodes_of,
@@ -29,12 +31,6 @@ DONE = 100_000
 READY = 50
 SMALL = CATALOG | {"group_consumers", "keys", "streams"}
 """Tables that a plan may read as a whole."""
-
-MODES = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-
-
-def ids(*numbers: int) -> list[str]:
-    return [f"{number:048x}" for number in numbers]
 
 
 WINDOW = {"key_id": 1, "stream_id": 1, "low": 100_000, "high": 102_000, "firsts_only": False}
@@ -119,7 +115,7 @@ And of a consumer 100,000 groups that are done, fifty to be given and fifty inco
 """
 
 
-@MODES
+@EACH_MODE
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table is scanned, and as many pages are read as the rows take, however many groups are done."""
@@ -137,8 +133,8 @@ def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any]
         assert plan["Actual Rows"] == 10
 
 
-@MODES
-@pytest.mark.parametrize("before", ["g", f"{ROWS // SIZE // 2:048x}"])
+@EACH_MODE
+@pytest.mark.parametrize("before", ["g", group_id(ROWS // SIZE // 2)])
 def test_the_newest_groups_are_a_probe_of_each_part_each(
     filled: psycopg.Connection[Any], before: str, mode: str
 ) -> None:
@@ -146,7 +142,7 @@ def test_the_newest_groups_are_a_probe_of_each_part_each(
     parameters = {"key_id": 1, "before": before, "most": 100}
     last = ROWS // SIZE if before == "g" else ROWS // SIZE // 2
     found = [group_id for (group_id,) in filled.execute(text_of(NEWEST), parameters)]
-    assert found == [f"{last - 1 - n:048x}" for n in range(100)]
+    assert found == ids(*range(last - 1, last - 101, -1))
     plan = plan_of_statement(filled, mode, NEWEST, parameters)
     assert scanned_in(plan) <= CATALOG, plan
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
@@ -165,19 +161,20 @@ def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connect
     assert plan["Actual Rows"] == 100
 
 
-@MODES
+@EACH_MODE
 def test_groups_of_a_stream_that_was_never_analyzed_are_looked_up_one_by_one(
     filled: psycopg.Connection[Any], mode: str
 ) -> None:
     """What the planner does not know of yet is not searched through for each group."""
-    ids = [f"{number:048x}" for number in range(200_000, 200_200)]
     with filled.transaction(force_rollback=True):
         filled.execute(
             "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
             "SELECT n, n, 4, 1, lpad(to_hex(200000 + n / 2), 48, '0') || '|' || 1 + n % 2 || '|false' "
             "FROM generate_series(0, 99999) AS n"
         )
-        plan = plan_of_statement(filled, mode, MEMBERS, {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
+        plan = plan_of_statement(
+            filled, mode, MEMBERS, {"key_id": 1, "group_ids": ids(*range(200_000, 200_200)), "stream_ids": [4]}
+        )
     used = {node["Index Name"] for node in nodes_of(plan) if "relationships" in node.get("Index Name", "")}
     assert used == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 200

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +16,7 @@ import relatum
 from relatum.errors import KeyDefinitionConflict
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import unique_name
+from tests.support import run_python, unique_name
 from tests.support.forking import in_child
 from tests.support.place import Place
 
@@ -35,7 +33,6 @@ def queue(amqp_url: str) -> Iterator[str]:
 
 
 def new_app(queue: str, url: str | None) -> Celery:
-    """An app with one task, `add`."""
     app = Celery("tests", broker=url, set_as_current=False)
     app.conf.update(task_default_queue=queue, broker_transport_options={"confirm_publish": True})
 
@@ -47,7 +44,6 @@ def new_app(queue: str, url: str | None) -> Celery:
 
 
 def send(app: Celery) -> str:
-    """Send a task; gives its id."""
     return str(app.tasks["add"].delay(1, 2).id)
 
 
@@ -138,7 +134,7 @@ def test_a_process_that_may_fork_has_imported_what_its_children_need() -> None:
         "import relatum.recording.embedded\n"
         "assert set(sys.modules) == before"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=90)
+    run_python("-c", program)
 
 
 def exit_code_of_child(target: Callable[[], object]) -> int | None:

@@ -45,7 +45,6 @@ class Bed:
     done: list[str]
 
     def has_id(self) -> bool:
-        """Whether the next message in the queue has an id."""
         return self.queue.get()[0].message_id is not None
 
 

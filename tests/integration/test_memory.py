@@ -2,11 +2,10 @@
 
 import gzip
 import struct
-import subprocess
-import sys
 
 import pytest
 
+from tests.support import run_python
 from tests.support._raw_publisher import Batch, RawPublisher
 from tests.support.place import Place
 
@@ -50,10 +49,7 @@ with StreamReader.open(broker) as reader:
 
 def measured(script: str, *arguments: str) -> int:
     """The MiB by which a process grew that ran a script, at most."""
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return int(done.stdout.split()[-1])
+    return int(run_python("-c", script, *arguments, timeout_s=600).stdout.split()[-1])
 
 
 def bomb(record: bytes, count: int = 65_535) -> Batch:

@@ -11,16 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import (
-    ConfigurationError,
-    GroupConflict,
-    IncompleteGroup,
-    InvalidGroup,
-    InvalidRelationshipKey,
-    PublishNacked,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-)
+from relatum import errors
 from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.reading import Message, StreamReader
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
@@ -66,7 +57,6 @@ class Putting:
         return ended(self._line, self._group.put, *([made] if self._is_async else made), exchange=target, **options)
 
     def put_each(self, bodies: Iterable[bytes]) -> None:
-        """Put messages, none of which is the last."""
         for body in bodies:
             self.put(body)
 
@@ -160,7 +150,7 @@ def test_a_group_can_do_without_confirms(line: Line, place: Place) -> None:
 def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
     """Leaving a group before its last message is an error that names it, and a group that has ended refuses puts."""
     group = Putting(line, place.stream)
-    with pytest.raises(IncompleteGroup) as caught, group:
+    with pytest.raises(errors.IncompleteGroup) as caught, group:
         group.put_each([b"", b""])
     assert (caught.value.group_id, caught.value.missing, caught.value.last_sequence) == (group.group_id, (), None)
     raised = Putting(line, place.stream, group_id=group.group_id, start=3)
@@ -168,7 +158,7 @@ def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
         raised.put_each(b"%d" % (1 / number) for number in (1, 0))
     unfinished = Putting(line, place.stream, group_id=group.group_id, start=4)
     unfinished.put()
-    with pytest.raises(IncompleteGroup):
+    with pytest.raises(errors.IncompleteGroup):
         unfinished.close()
     with Putting(line, place.stream) as nothing:
         pass
@@ -177,7 +167,7 @@ def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
         whole.put(last=True)
         ended = (group, raised, unfinished, whole)
         for each, last in [(each, last) for each in ended for last in (False, True)]:
-            with pytest.raises(InvalidGroup) as refused:
+            with pytest.raises(errors.InvalidGroup) as refused:
                 each.put(last=last)
             assert refused.value.reason == "group_has_ended"
     # Each had its own channel, and there is no order across channels.
@@ -198,14 +188,14 @@ def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place, connection: B
     for channel in channels:
         with Putting(line, place.stream, channel) as group:
             group.put()
-            with pytest.raises(InvalidRelationshipKey):
+            with pytest.raises(errors.InvalidRelationshipKey):
                 group.put(line.message(headers={"order_id": 1.5}))
-            with pytest.raises(PublishUnroutable) as unroutable:
+            with pytest.raises(errors.PublishUnroutable) as unroutable:
                 group.put(routing_key=unique_name())
             assert unroutable.value.in_stream is False
-            with pytest.raises(PublishNacked):
+            with pytest.raises(errors.PublishNacked):
                 group.put(routing_key=full)
-            with pytest.raises(PublishUnroutable):
+            with pytest.raises(errors.PublishUnroutable):
                 group.put(last=True, routing_key=unique_name())
             with pytest.raises(TypeError):
                 group.put(nonsense=1)
@@ -225,7 +215,7 @@ def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, cli
         group = Putting(line, place.stream)
         group.put()
         lose_confirm(proxy, place.amqp, place.stream, arrives=arrives)
-        with pytest.raises(PublishOutcomeUnknown), group:
+        with pytest.raises(errors.PublishOutcomeUnknown), group:
             group.put()
         assert group.next_sequence == 3
     with open_line(client, place.amqp) as line:
@@ -251,7 +241,7 @@ async def test_with_aio_pika_puts_at_the_same_time_have_numbers_of_their_own(pla
             assert group.next_sequence == 31
             await group.put(aio_pika.Message(b""), last=True)
             assert not group.is_complete
-            with pytest.raises(InvalidGroup):
+            with pytest.raises(errors.InvalidGroup):
                 await group.put(aio_pika.Message(b""), last=True)
             await group.put(aio_pika.Message(b""))
     found = numbers(place.messages())
@@ -267,7 +257,7 @@ async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Plac
         group = relatum.AsyncMessageGroup(await connection.channel(), place.stream)
         await group.put(aio_pika.Message(b""))
         proxy.mode = "blackhole_replies"
-        with pytest.raises(PublishOutcomeUnknown) as caught:
+        with pytest.raises(errors.PublishOutcomeUnknown) as caught:
             await group.put(aio_pika.Message(b""), timeout=1.0)
         assert [each.stream for each in await caught.value.settle(90)] == [place.stream]
         task = asyncio.create_task(group.put(aio_pika.Message(b"")))
@@ -276,7 +266,7 @@ async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Plac
                 await task
         assert task.cancelled()
         assert group.next_sequence == 4
-        with pytest.raises(PublishOutcomeUnknown):
+        with pytest.raises(errors.PublishOutcomeUnknown):
             await group.put(aio_pika.Message(b""), last=True, timeout=1.0)
         assert group.is_complete
         proxy.mode = "pass"
@@ -316,14 +306,14 @@ def test_what_cannot_be_a_group_is_refused(line: Line, place: Place) -> None:
         lambda: Putting(line, None, channel),  # type: ignore[arg-type]
         lambda: group.resume(None),
     ):
-        with pytest.raises(InvalidGroup) as caught:
+        with pytest.raises(errors.InvalidGroup) as caught:
             refuse()
         assert caught.value.reason == "option_invalid"
-    with pytest.raises(GroupConflict):
+    with pytest.raises(errors.GroupConflict):
         group.resume(assess(ID, [Membership(ID, 1, True), Membership(ID, 2, True)]))
     group.put()
     ended(line, relatum.release, line.connection)
     for refuse in (group.put, lambda: Putting(line, place.stream, channel)):
-        with pytest.raises(ConfigurationError, match="intercept"):
+        with pytest.raises(errors.ConfigurationError, match="intercept"):
             refuse()
     assert numbers(messages(place, 1)) == [(1, False)]

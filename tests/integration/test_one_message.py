@@ -30,13 +30,11 @@ from relatum_consumer.groups import GroupConsumer
 from relatum_consumer.web import WebOptions
 from tests.support import until_answered, wait_until
 from tests.support._raw_publisher import RawPublisher, amqp_record
-from tests.support.collectors import COLLECTOR_FACES, Collecting, collectors_of
+from tests.support.collectors import COLLECTOR_FACES, DEAD, FAILED, SUCCEEDED, Collecting, collectors_of
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.web import asking
-
-SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 
 LARGE = {f"large-{number}": "x" * 32_000 for number in range(4)} | {"exact": "y" * 2_900, "small": 1}
 """Headers that fit into a frame of 131,072 bytes; with three more they do not."""

@@ -5,8 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.support import declare_stream, publish_plain, recorded_to, stream_available, wait_until
 from tests.support.groups import whole_group
+from tests.support.threads import beside
 
 OUTAGE_S = 5.0
 LIMIT_S = 120.0
@@ -74,7 +74,7 @@ class Components:
                 ended.set()
                 await running
 
-        stack.enter_context(_thread(lambda: asyncio.run(run()), stop.set))
+        stack.enter_context(beside(lambda: asyncio.run(run()), stop=stop.set))
 
     def _give_groups(self, stack: ExitStack, relations: Relations) -> None:
         stack.enter_context(relations)
@@ -85,7 +85,7 @@ class Components:
                 self.seen["groups"].update(message.body for message in group.messages)
                 group.acknowledge()
 
-        stack.enter_context(_thread(run, groups.close))
+        stack.enter_context(beside(run, stop=groups.close))
 
     def publish(self) -> bytes:
         """One more message for each; gives its body."""
@@ -105,18 +105,6 @@ class Components:
             )
 
         wait_until(have_seen, LIMIT_S, what=f"message {body!r}, of all")
-
-
-@contextmanager
-def _thread(run: Callable[[], object], stop: Callable[[], object]) -> Iterator[None]:
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop()
-        thread.join(LIMIT_S)
-    assert not thread.is_alive()
 
 
 def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(

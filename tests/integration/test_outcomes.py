@@ -18,13 +18,11 @@ from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput
 from relatum.store.database import Database
 from tests.contract._clients import open_line
 from tests.support import wait_until
-from tests.support.collectors import StoreMember
+from tests.support.collectors import COLLECTED, DEAD, FAILED, FORWARDED, SUCCEEDED, UNKNOWN, StoreMember
 from tests.support.place import Place
 from tests.support.threads import Threads
 
 BULK = 7
-UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
-SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 

@@ -18,7 +18,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import relatum
 from relatum import KeyDefinition
-from relatum.collecting import OutcomeStatus
 from relatum.contexts import AffinityOptions
 from relatum.membership import GROUP_KEY, Membership, assess, membership
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, describe_super_stream
@@ -26,6 +25,7 @@ from relatum.tapping import tap
 from relatum_consumer import Relations
 from tests.support import unique_name
 from tests.support.affinity import Partitions
+from tests.support.collectors import SUCCEEDED
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.pages import blocks_of, names_there, run, text_of
 from tests.support.place import Place
@@ -45,7 +45,6 @@ def test_affinity(layout: Layout, place: Place, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def name(amqp_url: str) -> Iterator[str]:
-    """The name of a super stream that is not there yet."""
     name = unique_name("relatum-flights")
     yield name
     delete_by_hand(amqp_url, name, *(partition.stream for partition in Layout.numbered(name, 3)))
@@ -140,7 +139,7 @@ def test_collector(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     receipt, found = here["receipt"], here["found"]
     assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])
     statuses = [outcome.status for outcome in (here["outcome"], found["first"], found["second"])]
-    assert statuses == [OutcomeStatus.SUCCEEDED] * 3
+    assert statuses == [SUCCEEDED] * 3
     # By the result handler, and by the publisher.
     assert capsys.readouterr().out.count(f"{receipt.message_id} succeeded") == 2
 

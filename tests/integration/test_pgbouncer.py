@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store.database import as_engine
@@ -22,6 +22,7 @@ from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import current, head, upgrade
 from tests.support import recording, unique_name, wait_recorded, wait_until
+from tests.support.collectors import SUCCEEDED
 from tests.support.commits import written
 from tests.support.pgbouncer import holds_statements, pgbouncer
 from tests.support.place import Place
@@ -122,7 +123,7 @@ def test_each_message_is_collected_once(place: Place, pooled_url: str, channel: 
     with collector:
         receipts = [publish(number) for number in range(30)]
         outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
-        assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
+        assert outcomes == [SUCCEEDED] * 30
         wait_until(lambda: receipts[-1].wait(90), what="the last message is recorded")
     relatum.release(channel.connection)
     assert sorted(map(int, _bodies(place.engine))) == list(range(30))

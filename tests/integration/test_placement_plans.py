@@ -14,7 +14,7 @@ from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
 from relatum.contexts import _super_stream_rows as opening
 from relatum.contexts._router_sets import RECORDED
-from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, pages_in, plan_of_statement, text_of
+from tests.support.plans import EACH_MODE, MAKE_PARTS, PARTS, changed_in_place, nodes_of, pages_in, plan_of_statement
 
 NAMES = 150_000
 MOVES = 30_000
@@ -173,7 +173,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@EACH_MODE
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], case: tuple[Any, ...], mode: str) -> None:
     """No big table is scanned, and few rows and pages are read, whether values are known or not."""
@@ -190,16 +190,11 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], case: tu
 
 def test_moving_a_position_moves_nothing_in_an_index(filled: psycopg.Connection[Any]) -> None:
     """Each batch writes one row, which stays on its page where there is room."""
-    query = b"SELECT pg_stat_get_xact_tuples_hot_updated('relatum.serial_positions'::regclass)"
-    statement, parameters = OF_CONSUMERS["advance"]
     with filled.transaction(force_rollback=True):
-        ((before,),) = filled.execute(query).fetchall()
-        filled.execute(text_of(statement).encode(), parameters)
-        ((after,),) = filled.execute(query).fetchall()
-    assert after == before + 1
+        assert changed_in_place(filled, "serial_positions", *OF_CONSUMERS["advance"]) == 1
 
 
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@EACH_MODE
 def test_predecessor_is_found_by_the_index(filled: psycopg.Connection[Any], mode: str) -> None:
     """A predecessor is found through the index of values in few pages, without a row of another id."""
     parameters = {"key_id": 1, "value": "m7774", "partitions": ["orders-1", "orders-25", "orders-50"], "vhost": "/"}

@@ -19,10 +19,10 @@ from relatum.errors import DatabaseUnavailable, MoveConflict, RowRefused, SuperS
 from relatum.store.database import Database, sql
 from relatum.superstreams import Layout
 from tests.support.standstill import somebody_waits
-from tests.support.tables import placements, serial_consumers, serial_holds, super_stream_partitions
 
 LAYOUT = Layout.numbered("orders", 3)
 HEADER = "affinity_set"
+RETIRE = "UPDATE relatum.super_stream_partitions SET state = 'retired'"
 CHANGES_MAX = 10_000
 """How many changes are returned one by one."""
 
@@ -43,7 +43,6 @@ def stored(database_url: str, vhost: str = "/", super_stream: str = "orders") ->
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[MoveStore]:
-    """The store of a super stream of three partitions."""
     with stored(database_url) as opened:
         opened.open(HEADER, LAYOUT)
         yield opened
@@ -57,11 +56,10 @@ def counted(store: MoveStore) -> list[int]:
     return counts
 
 
-def execute(store: MoveStore, *statements: sa.Executable) -> None:
-    """Execute statements in one transaction."""
+def execute(store: MoveStore, *statements: str, **parameters: str | int) -> None:
     with store.database.engine.begin() as connection:
         for statement in statements:
-            connection.execute(statement)
+            connection.execute(sa.text(statement), parameters)
 
 
 def existing(move: Move | None) -> Move:
@@ -73,7 +71,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(store: MoveStore, databas
     """No answer that a publisher relies on comes from a server that calls itself a standby, since it may be behind."""
     store.place(["x"], in_place(0))
     standby_says = "CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"
-    execute(store, sa.text("CREATE SCHEMA behind"), sa.text(standby_says))
+    execute(store, "CREATE SCHEMA behind", standby_says)
     path = "?options=-csearch_path%3Dbehind%2Cpg_catalog"
     with stored(database_url + path) as standby:
         standby.open(HEADER, LAYOUT)
@@ -211,11 +209,11 @@ def test_a_set_is_released_that_arrives_just_then(store: MoveStore, moves: Moves
     move_id = moves.begin("a", 1)
     with ThreadPoolExecutor(1) as threads:
         with store.database.engine.begin() as connection:
-            connection.execute(sa.select(placements.c.name).where(placements.c.name == "a").with_for_update())
+            connection.execute(sa.text("SELECT FROM relatum.placements WHERE name = 'a' FOR UPDATE"))
             released = threads.submit(store.release, [("a", epoch)])
             somebody_waits(database_url)
-            arrived = {"state": "open", "move_id": None, "epoch": epoch + 1}
-            connection.execute(sa.update(placements).where(placements.c.name == "a").values(arrived))
+            arrived = "UPDATE relatum.placements SET state = 'open', move_id = NULL, epoch = epoch + 1 WHERE name = 'a'"
+            connection.execute(sa.text(arrived))
         assert released.result(90) == frozenset()
     assert store.find(["a"]) == {}
     assert moves.stored() == [move_id]
@@ -248,7 +246,7 @@ def test_only_a_retired_partition_is_taken_for_one(store: MoveStore) -> None:
     """A row that PostgreSQL refuses for another reason is reported with that reason."""
     function = "CREATE FUNCTION divide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM 1 / 0; END $$"
     trigger = "CREATE TRIGGER divides BEFORE INSERT ON relatum.placements FOR EACH ROW EXECUTE FUNCTION divide()"
-    execute(store, sa.text(function), sa.text(trigger))
+    execute(store, function, trigger)
     with pytest.raises(RowRefused, match="division by zero"):
         store.place(["a"], least)
 
@@ -257,8 +255,7 @@ def test_nothing_new_is_placed_in_a_retired_partition(store: MoveStore) -> None:
     """A retired partition gets no new name, even if it was retired between the choice and the write."""
 
     def retire(stream: str) -> None:
-        where = super_stream_partitions.c.stream == stream
-        execute(store, sa.update(super_stream_partitions).where(where).values(state="retired"))
+        execute(store, f"{RETIRE} WHERE stream = :stream", stream=stream)
 
     def choose(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
         retire(partitions[0].stream)
@@ -277,7 +274,7 @@ def test_more_changes_than_can_be_told_are_everything(store: MoveStore) -> None:
     row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
     rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
     rows += f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"
-    execute(store, sa.text(rows), sa.text("UPDATE relatum.super_streams SET generation = 3"))
+    execute(store, rows, "UPDATE relatum.super_streams SET generation = 3")
     assert store.changes(1) == (3, None)
     generation, changed = store.changes(2)
     assert (generation, len(changed or ())) == (3, CHANGES_MAX // 2 + 1)
@@ -313,8 +310,7 @@ def test_a_move_that_is_aborted_before_its_fence_hides_no_earlier_fence(store: M
 
 def release_earlier(store: MoveStore, interval: str) -> None:
     """Have the name "a" released that much earlier than now."""
-    released_at = sa.func.now() - sa.text(f"interval '{interval}'")
-    execute(store, sa.update(placements).where(placements.c.name == "a").values(released_at=released_at))
+    execute(store, f"UPDATE relatum.placements SET released_at = now() - interval '{interval}' WHERE name = 'a'")
 
 
 def test_what_was_released_long_ago_is_forgotten(store: MoveStore) -> None:
@@ -346,12 +342,14 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: MoveStore, moves:
     assert kept({ids[0]: 20, ids[1]: 21}) == moved
     assert kept({ids[0]: 21, ids[1]: 20}) == moved
     assert kept({ids[0]: 99}) == moved
-    hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moved[0], "marker_offset": 10, "cursor": 11}
-    hold |= {"epoch": 1, "fence_offset": 10, "source_id": ids[0]}
-    consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
-    execute(store, sa.insert(serial_consumers).values(consumer), sa.insert(serial_holds).values(hold))
+    consumer = (
+        f"INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES ({store.super_stream_id}, 'billing')"
+    )
+    columns = "consumer_id, partition_id, source_id, move_id, epoch, marker_offset, cursor, fence_offset"
+    hold = f"INSERT INTO relatum.serial_holds ({columns}) VALUES (1, {ids[1]}, {ids[0]}, {moved[0]}, 1, 10, 11, 10)"
+    execute(store, consumer, hold)
     assert kept({ids[0]: 21, ids[1]: 21}) == moved
-    execute(store, sa.delete(serial_holds))
+    execute(store, "DELETE FROM relatum.serial_holds")
     assert kept({ids[0]: 21, ids[1]: 21}) == moved[1:]
     assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moved[2:]
     assert existing(store.fence_after("a", 1, "orders-0")).move_id == moved[2]
@@ -372,7 +370,6 @@ def test_pruning_looks_at_what_the_streams_still_hold(database_url: str, broker:
             release_earlier(store, "2 hours")
             assert forget_placements(store.database.engine, broker) == 1
             assert moves.stored() == [move_id]
-            is_gone = super_stream_partitions.c.place > 0
-            execute(store, sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
+            execute(store, f"{RETIRE} WHERE place > 0")
             assert forget_placements(store.database.engine, broker) == 2
             assert moves.stored() == []

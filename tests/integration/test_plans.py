@@ -1,12 +1,19 @@
 """The plans of lookups at 1,000,000 rows in 30 parts: an index each, whatever the planner knows of the parameters."""
 
+import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
+import relatum
+import relatum_consumer
 from relatum.store.coverage import COVERAGE_OF
 from relatum_consumer import _missing as missing_steps
 from relatum_consumer import _trace_values as traces
@@ -21,6 +28,7 @@ from tests.support import in_a_try
 from tests.support.plans import (
     CATALOG,
     CLOSE_PARTS,
+    EACH_MODE,
     MAKE_PARTS,
     PARTS,
     filled_database,
@@ -49,8 +57,6 @@ INDEXES = {
 
 OF_PARTS = {"table_parts_pkey", "part_keys_place"}
 """Those of a few rows for each part."""
-
-MODES = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,7 @@ def filled(filled: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     return filled
 
 
-@MODES
+@EACH_MODE
 @pytest.mark.parametrize("name", PLANS)
 def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table is scanned, nothing big is sorted, and few pages are read, whether values are known or not."""
@@ -198,7 +204,7 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: st
     asked.check(plan_of(filled, mode, asked.sql, asked.values))
 
 
-@MODES
+@EACH_MODE
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_plans_no_part(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """It names functions, which keep the plans of 30 parts, also where a statement is planned each time."""
@@ -208,7 +214,7 @@ def test_a_probe_plans_no_part(filled: psycopg.Connection[Any], name: str, mode:
     assert "relationships" not in {node.get("Relation Name") for node in nodes_of(plan)}, plan
 
 
-@MODES
+@EACH_MODE
 @pytest.mark.parametrize(
     ("key_id", "prefix", "vhost", "values"),
     [
@@ -322,3 +328,55 @@ def test_a_batch_costs_an_index_probe_for_each_message(
         return bool(told[0]["Planning Time"] + told[0]["Execution Time"] < MOST_MS)
 
     in_a_try(is_quick, what="a batch of 1,000 messages")
+
+
+STATEMENT = re.compile(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE|LOCK)\b")
+"""How one begins; what begins otherwise is a part of others."""
+
+
+def product_modules() -> Iterator[ModuleType]:
+    """All modules of the product, but those of extras that are not installed."""
+    for package in (relatum, relatum_consumer):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            try:
+                yield import_module(found.name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("relatum"):
+                    raise
+
+
+def statements_of(module: ModuleType) -> Iterator[tuple[str, sa.TextClause]]:
+    """The texts among a module's constants, by name; those in its mappings, tuples and own objects, too."""
+    for name, value in vars(module).items():
+        is_own = type(value).__module__.startswith("relatum") and hasattr(value, "__dict__")
+        inside: Any = vars(value) if is_own else value
+        if isinstance(inside, sa.TextClause):
+            yield f"{module.__name__}.{name}", inside
+        elif isinstance(inside, dict | tuple):
+            items = inside.items() if isinstance(inside, dict) else enumerate(inside)
+            texts = ((key, each) for key, each in items if isinstance(each, sa.TextClause))
+            yield from ((f"{module.__name__}.{name}[{key!r}]", each) for key, each in texts)
+
+
+def test_every_statement_that_is_a_text_can_be_prepared(database_url: str) -> None:
+    """Every statement that is a text parses and names columns that exist; one that does not is named."""
+    statements: dict[int, tuple[str, sa.TextClause]] = {}
+    for module in product_modules():
+        for name, statement in statements_of(module):
+            if STATEMENT.match(statement.text):
+                statements.setdefault(id(statement), (name, statement))
+    refused = {}
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for name, statement in statements.values():
+            text = text_of(statement)
+            try:
+                if text.lstrip().startswith("LOCK"):  # which cannot be prepared
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(text.encode())
+                else:
+                    plan_of(connection, "force_generic_plan", text)
+            except psycopg.Error as error:
+                refused[name] = str(error)
+                connection.execute("DEALLOCATE ALL")
+    assert refused == {}
+    assert len(statements) > 40

@@ -1,8 +1,6 @@
 """The keys of libraries, read out of what the libraries themselves publish."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import reader_of, unique_name, wait_until
+from tests.support import reader_of, run_python, unique_name, wait_until
 from tests.support.place import Place
 
 
@@ -28,10 +26,7 @@ def exchange(place: Place, channel: BlockingChannel) -> Iterator[str]:
 
 def run(*arguments: str) -> dict[str, Any]:
     """Run one of the programs; gives what it printed."""
-    command = [sys.executable, "-m", "tests.integration._libraries", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(run_python("-m", "tests.integration._libraries", *arguments).stdout.splitlines()[-1]))
 
 
 def record(place: Place, name: str, *, count: int) -> None:

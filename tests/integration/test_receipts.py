@@ -1,8 +1,6 @@
 """Receipts: publish with a confirm, wait for the offsets."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,16 +13,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
-from relatum.errors import (
-    ConfigurationError,
-    InvalidInput,
-    NotRecordedInTime,
-    PublishOutcomeUnknown,
-    PublishUnroutable,
-    StreamUnavailable,
-)
+from relatum import errors
 from relatum.reading import StreamBounds, StreamReader
-from tests.support import all_plain, broker_connection, unique_name, until_answered, wait_until
+from tests.support import all_plain, broker_connection, run_python, unique_name, until_answered, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -108,7 +99,7 @@ def test_a_message_with_copies_has_a_place_in_each_stream(
 def test_a_body_that_is_none_is_refused_before_it_is_sent(channel: BlockingChannel, stream_name: str) -> None:
     """A body of a wrong type is one clear error with a receipt, and pika's own error without one."""
     for body in (None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]):
-        with pytest.raises(InvalidInput, match="body= takes bytes or text"):
+        with pytest.raises(errors.InvalidInput, match="body= takes bytes or text"):
             relatum.publish(channel, "", stream_name, body)  # type: ignore[arg-type]
         with pytest.raises(AttributeError):
             channel.basic_publish("", stream_name, body)  # type: ignore[arg-type]
@@ -138,7 +129,7 @@ def test_not_recorded_in_time_says_where_the_message_is(place: Place, recorded: 
     with open_intercepted(place, **recorded) as channel:
         receipt = relatum.publish(channel, "", place.stream, b"alone")
         assert receipt.is_confirmed
-        with pytest.raises(NotRecordedInTime) as caught:
+        with pytest.raises(errors.NotRecordedInTime) as caught:
             receipt.wait(0.2)
         assert (caught.value.in_stream, caught.value.found) == (True, ())
         (at,) = receipt.settle()
@@ -156,7 +147,7 @@ async def test_one_thread_asks_for_all_receipts(place: Place, recorded: dict[str
             await relatum.publish_async(channel.default_exchange, message, place.stream) for message in messages
         ]
         waits = [asyncio.create_task(receipt.wait(90)) for receipt in receipts]
-        with pytest.raises(NotRecordedInTime):
+        with pytest.raises(errors.NotRecordedInTime):
             await receipts[0].wait(0.5)
         assert [each.name for each in earlier.begun()].count("relatum-waits") == 1
         for wait in waits[::3]:
@@ -206,7 +197,7 @@ def test_a_stream_that_cannot_be_read_now_is_waited_for(
 
     def leaderless(reader: StreamReader, stream: str) -> StreamBounds:
         if stream == other_stream and threading.current_thread() is threading.main_thread():
-            raise StreamUnavailable("no leader", stream=stream)
+            raise errors.StreamUnavailable("no leader", stream=stream)
         return bounds(reader, stream)
 
     with open_intercepted(place, **recorded | {"recorder": "external"}) as channel:
@@ -248,8 +239,8 @@ def test_a_callback_connection_gives_receipts(place: Place, recorded: dict[str, 
         decided, unroutable = threading.Event(), on_thread(relatum.publish, channel, "", unique_name(), b"")
         unroutable.add_done_callback(lambda _: decided.set())
         assert decided.wait(90)
-        assert isinstance(unroutable.error, PublishUnroutable)
-        with pytest.raises(ConfigurationError, match="thread"):
+        assert isinstance(unroutable.error, errors.PublishUnroutable)
+        with pytest.raises(errors.ConfigurationError, match="thread"):
             on_thread(lambda: relatum.publish(channel, "", place.stream, b"").wait())
 
 
@@ -269,7 +260,7 @@ def test_a_busy_channel_confirms_the_right_messages(
 
         lost, stored = on_thread(publish)
         assert stored.wait()
-        assert isinstance(lost.error, PublishUnroutable)
+        assert isinstance(lost.error, errors.PublishUnroutable)
 
 
 def test_a_message_counts_although_its_publish_raised(place: Place, recorded: dict[str, Any]) -> None:
@@ -288,7 +279,7 @@ def test_a_message_counts_although_its_publish_raised(place: Place, recorded: di
         channel.basic_publish, wrapper.__dict__["_original_function"] = wrapper, bare
         on_thread(relatum.intercept, connection, **recorded)
         on_thread(channel.confirm_delivery, acks.append)
-        with pytest.raises(PublishOutcomeUnknown):
+        with pytest.raises(errors.PublishOutcomeUnknown):
             on_thread(channel.basic_publish, "", place.stream, b"raises")
         wait_until(lambda: acks, what="the first confirm")
         for body in (b"mine", b"again"):
@@ -305,11 +296,11 @@ def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, rec
         on_thread(relatum.publish, channel, "", place.stream, b"first").wait()
         proxy.mode = "blackhole_replies"
         receipt = on_thread(relatum.publish, channel, "", place.stream, b"second")
-        with pytest.raises(PublishOutcomeUnknown):
+        with pytest.raises(errors.PublishOutcomeUnknown):
             receipt.wait(0.1)
         (at,) = receipt.settle()
         proxy.reset()
-        with pytest.raises(PublishOutcomeUnknown) as caught:
+        with pytest.raises(errors.PublishOutcomeUnknown) as caught:
             receipt.wait()
         assert caught.value.in_stream is None
         assert caught.value.settle() == (at,)
@@ -325,7 +316,7 @@ def test_a_channel_that_confirms_already_gives_no_receipts(place: Place, recorde
         assert receipt.settle(90)
         on_thread(channel.basic_publish, "", place.stream, b"between")
         on_thread(relatum.intercept, connection, **recorded)
-        with pytest.raises(ConfigurationError, match="intercept the connection first"):
+        with pytest.raises(errors.ConfigurationError, match="intercept the connection first"):
             on_thread(relatum.publish, channel, "", place.stream, b"")
         assert on_thread(relatum.publish, open_channel(connection, on_thread), "", place.stream, b"").wait(90)
 
@@ -379,8 +370,7 @@ with metrics._registry._lock:
     gc.collect()
 print("dropped")
 """
-    command = [sys.executable, "-c", program, place.amqp, place.database, place.stream]
-    dropped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    dropped = run_python("-c", program, place.amqp, place.database, place.stream)
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 
@@ -389,11 +379,11 @@ async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection, database=place.database, recorder="external")
         channel = await connection.channel(publisher_confirms=False)
-        with pytest.raises(ConfigurationError, match="confirms"):
+        with pytest.raises(errors.ConfigurationError, match="confirms"):
             await relatum.publish_async(channel, aio_pika.Message(b""), place.stream)
-        with pytest.raises(ConfigurationError, match="intercepted aio-pika"):
+        with pytest.raises(errors.ConfigurationError, match="intercepted aio-pika"):
             await relatum.publish_async(connection, aio_pika.Message(b""), place.stream)  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="await relatum"):
+        with pytest.raises(errors.ConfigurationError, match="await relatum"):
             relatum.publish(channel, "", place.stream, "")  # type: ignore[arg-type]
     assert all_plain(place.amqp, place.stream) == []
 
@@ -422,6 +412,6 @@ def test_what_a_receipt_needs_is_missed_before_the_message_is_sent(place: Place)
     parameters.credentials = pika.PlainCredentials(user, password, erase_on_connect=True)
     with BlockingConnection(parameters) as connection:
         relatum.intercept(connection, database=place.database, recorder="external")
-        with pytest.raises(ConfigurationError, match="erase_on_connect"):
+        with pytest.raises(errors.ConfigurationError, match="erase_on_connect"):
             relatum.publish(connection.channel(), "", place.stream, b"")
     assert all_plain(place.amqp, place.stream) == []

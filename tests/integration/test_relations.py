@@ -7,16 +7,7 @@ from typing import Any
 import pika
 import pytest
 
-from relatum import Broker, MessageId
-from relatum.errors import (
-    InvalidInput,
-    InvalidRelationshipKey,
-    KeyNotDefined,
-    NothingRecorded,
-    OffsetNotFound,
-    StreamNotFound,
-    StreamReplaced,
-)
+from relatum import Broker, MessageId, errors
 from relatum.keys import KeyDefinition
 from relatum.recording import prune
 from relatum.store.catalog import add_keys, remove_key
@@ -57,10 +48,10 @@ def test_all_messages_that_share_a_key_are_found_and_never_the_message_itself(
     assert relations.related(message, by=["host", "order_id"]).hits[0].keys == ("host", "order_id")
     wrong: Any
     for wrong in (5, "ab", [5], [("s",)]):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(errors.InvalidInput):
             list(relations.read_many(wrong))
     results = list(relations.read_many([(place.stream, 2), (place.stream, 7), (other_stream, 0)]))
-    assert [getattr(each, "body", type(each)) for each in results] == [b"order", OffsetNotFound, b"order"]
+    assert [getattr(each, "body", type(each)) for each in results] == [b"order", errors.OffsetNotFound, b"order"]
 
 
 def test_each_order_and_limit_gives_the_head_of_the_whole(
@@ -200,7 +191,7 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
     place.declare_again()
     place.put(*[order("new")] * count)
     for value, is_complete in (("a", False), ("none", False), ("new", True)):
-        with pytest.raises(StreamReplaced) as caught:
+        with pytest.raises(errors.StreamReplaced) as caught:
             relations.find("order_id", value, streams=place.stream, complete=is_complete)
         assert caught.value.stream == place.stream
     for answer, ids in (
@@ -261,7 +252,7 @@ def test_a_row_that_the_message_does_not_confirm_is_never_answered_from(
     place.put_recorded(order("a"), order("b"), order("c"))
     place.sql("UPDATE relatum.coverage SET last_offset = :end - 1, to_offset = :end", end=recorded_to)
     place.sql(f"UPDATE relatum.relationships SET {change} WHERE value = 'a'")
-    with pytest.raises(StreamReplaced, match=f"relatum record {place.stream}"):
+    with pytest.raises(errors.StreamReplaced, match=f"relatum record {place.stream}"):
         relations.find("order_id", "b" if "value" in change else "a")
 
 
@@ -274,7 +265,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     place.record(place.stream, other_stream)
     delete_stream(place.amqp, place.stream)
     for value in ("a", "none"):
-        with pytest.raises(StreamNotFound) as caught:
+        with pytest.raises(errors.StreamNotFound) as caught:
             relations.find("order_id", value, streams=place.stream)
         assert caught.value.stream == place.stream
     gone = relations.find("order_id", "a")
@@ -285,7 +276,7 @@ def test_a_deleted_stream_is_not_found_by_name_and_holds_nothing_otherwise(
     # Nobody can say anything about a stream that is gone.
     delete_stream(place.amqp, other_stream)
     assert relations.find("order_id", "a").deleted == ((place.stream, 0),)
-    with pytest.raises(NothingRecorded):
+    with pytest.raises(errors.NothingRecorded):
         relations.find("order_id", "none")
 
 
@@ -315,7 +306,7 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
         lambda: relations.after(message, nowhere),
         lambda: relations.wait_related(message, to=nowhere, timeout_s=1),
     ):
-        with pytest.raises(StreamNotFound) as caught:
+        with pytest.raises(errors.StreamNotFound) as caught:
             look_up()
         assert caught.value.stream == nowhere
     for look_up in (
@@ -323,19 +314,19 @@ def test_names_that_nobody_knows_are_errors(place: Place, relations: Relations) 
         lambda: relations.find("colour", "a"),
         lambda: relations.before(message, place.stream, by="colour"),
     ):
-        with pytest.raises(KeyNotDefined) as missing:
+        with pytest.raises(errors.KeyNotDefined) as missing:
             look_up()
         assert missing.value.key == "colour"
-    with pytest.raises(KeyNotDefined, match=r"did you mean 'order_id'"):
+    with pytest.raises(errors.KeyNotDefined, match=r"did you mean 'order_id'"):
         relations.find("orderid", "a")
-    with pytest.raises(StreamNotFound, match=f"did you mean '{place.stream}'"):
+    with pytest.raises(errors.StreamNotFound, match=f"did you mean '{place.stream}'"):
         relations.find("order_id", "a", streams=place.stream[:-1])
     for value in (1.5, None, "\0", "x" * 2000):
-        with pytest.raises(InvalidRelationshipKey) as invalid:
+        with pytest.raises(errors.InvalidRelationshipKey) as invalid:
             relations.find("order_id", value)
         assert invalid.value.key == "order_id"
     remove_key(place.engine, "host")
-    with pytest.raises(KeyNotDefined):
+    with pytest.raises(errors.KeyNotDefined):
         wait_until(lambda: not relations.find("host", "h"), what="the removed key is noticed")
 
 
@@ -353,7 +344,7 @@ def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
         lambda: relations.find("order_id", "a", complete=complete),
         lambda: relations.trace(("order_id", "a")),
     ):
-        with pytest.raises(KeyNotDefined) as removed:
+        with pytest.raises(errors.KeyNotDefined) as removed:
             lookup()
         assert removed.value.key == "order_id"
 

@@ -11,14 +11,7 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    KeyNotDefined,
-    NothingRecorded,
-    RelatumError,
-    Transient,
-)
+from relatum import errors
 from relatum.local import LocalServers
 from relatum.store.catalog import add_keys
 from relatum_cli.app import app
@@ -41,7 +34,7 @@ def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Re
     place.put(order("a"), (b"", {}))
     message, without_key = relations.read(place.stream, 0), relations.read(place.stream, 1)
     for ask in (relations.related, lambda each: relations.wait_related(each, timeout_s=0)):
-        with pytest.raises(KeyNotDefined, match="relatum keys add"):
+        with pytest.raises(errors.KeyNotDefined, match="relatum keys add"):
             ask(message)
     add_keys(place.engine, KEYS)
     for ask in (
@@ -51,9 +44,9 @@ def test_where_nothing_is_recorded_nothing_is_absent(place: Place, relations: Re
         lambda: relations.related(without_key),
         lambda: relations.wait_related(message, timeout_s=0),
     ):
-        with pytest.raises(NothingRecorded, match="relatum record") as caught:
+        with pytest.raises(errors.NothingRecorded, match="relatum record") as caught:
             ask()
-        assert isinstance(caught.value, ConfigurationError)
+        assert isinstance(caught.value, errors.ConfigurationError)
         assert caught.value.vhost == "/"
 
 
@@ -62,13 +55,16 @@ def test_a_virtual_host_without_records_is_an_error_that_names_those_with(place:
     """The one forgotten in the URL, or mistyped: recorded streams of others are named; a missing one is refused."""
     place.put_recorded(order("a"))
     place.sql("UPDATE relatum.streams SET vhost = 'shop'")
-    with open_relations(face, place.amqp, place.database) as relations, pytest.raises(NothingRecorded, match="'shop'"):
+    with (
+        open_relations(face, place.amqp, place.database) as relations,
+        pytest.raises(errors.NothingRecorded, match="'shop'"),
+    ):
         relations.find("order_id", "a")
     missing = place.amqp.rstrip("/") + "/no-such-host"
     with open_relations(face, missing, place.database) as relations:
-        with pytest.raises(RelatumError) as caught:
+        with pytest.raises(errors.RelatumError) as caught:
             relations.find("order_id", "a")
-        assert not isinstance(caught.value, NothingRecorded), "the broker itself refuses it"
+        assert not isinstance(caught.value, errors.NothingRecorded), "the broker itself refuses it"
 
 
 def test_every_answer_names_the_streams_it_holds_over(place: Place, relations: Relations, other_stream: str) -> None:
@@ -134,7 +130,7 @@ def test_a_broker_that_goes_away_is_said_to_be_away_by_the_next_question(place: 
                 place.record()
                 assert relations.find("order_id", "b").status is Status.ABSENT
             for complete in (False, True):
-                with failing.fault("broker refused", BrokerUnavailable):
+                with failing.fault("broker refused", errors.BrokerUnavailable):
                     relations.find("order_id", "b", complete=complete)
 
 
@@ -154,10 +150,10 @@ def test_while_a_broker_boots_no_answer_is_a_part(
         try:
             with Relations(server.broker_url, engine.url, timeout_s=5) as relations:
                 answer = relations.find("order_id", "a", streams=names, complete=chance.random() < 0.3)
-        except Transient:
+        except errors.Transient:
             told["to be repeated"] += 1
             return False
-        except RelatumError as error:
+        except errors.RelatumError as error:
             told[type(error).__name__] += 1
             return False
         told[f"{answer.status} {len(answer) + len(answer.unread)} of {len(STREAMS)}"] += 1

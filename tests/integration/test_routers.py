@@ -17,20 +17,10 @@ from pamqp.commands import Basic
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum import Broker
+from relatum import Broker, errors
 from relatum.common.headers import PLACED_HEADER
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts._partition_log import Placed
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    ContextMoving,
-    DatabaseUnavailable,
-    PublishOutcomeUnknown,
-    PublishRejected,
-    SuperStreamConflict,
-    SuperStreamNotFound,
-)
 from relatum.reading import TimeSource
 from relatum.superstreams import Layout
 from tests.support import LIMIT_S, broker_connection, unique_name, until_answered, wait_until
@@ -75,7 +65,6 @@ class Moves:
 
     @property
     def target(self) -> str:
-        """Another partition than where "x" is placed."""
         return other_than(self.faces.layout, self.home)
 
     def router(self, **options: Any) -> AbstractContextManager[Face]:
@@ -171,9 +160,9 @@ def test_messages_of_no_name_need_neither_database_nor_confirms(faces: Faces, da
     with faces.opened(nowhere, has_confirms=False) as plain, faces.opened(nowhere) as router:
         for number in range(6):
             plain.publish(b"%d" % number)
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(errors.ConfigurationError):
             plain.publish(b"", "x")
-        with pytest.raises(DatabaseUnavailable):
+        with pytest.raises(errors.DatabaseUnavailable):
             router.publish(b"", "x")
     assert [len(bodies) for bodies in faces.partitions.bodies().values()] == [2, 2, 2]
 
@@ -188,9 +177,9 @@ def test_another_header_or_a_missing_super_stream_is_refused(faces: Faces, layou
         faces.opened(super_stream=missing) as nowhere,
     ):
         router.publish(b"", "x")
-        with pytest.raises(SuperStreamConflict) as conflict:
+        with pytest.raises(errors.SuperStreamConflict) as conflict:
             other.publish(b"", account="x")
-        with pytest.raises(SuperStreamNotFound) as not_found:
+        with pytest.raises(errors.SuperStreamNotFound) as not_found:
             nowhere.publish(b"", "x")
     assert (conflict.value.super_stream, not_found.value.super_stream) == (layout.super_stream, missing)
 
@@ -254,17 +243,17 @@ async def test_what_gives_no_confirms_is_refused(layout: Layout, database_url: s
     with (
         broker_connection(amqp_url) as bare,
         relatum.ContextRouter(layout.super_stream, database_url) as blocking,
-        pytest.raises(ConfigurationError, match="BlockingChannel"),
+        pytest.raises(errors.ConfigurationError, match="BlockingChannel"),
     ):
         blocking.publish(bare._impl, b"", of_context("x"))
     async with (
         await aio_pika.connect(amqp_url) as connection,
         relatum.AsyncContextRouter(unique_name(), database_url) as router,
     ):
-        with pytest.raises(ConfigurationError, match="channel"):
+        with pytest.raises(errors.ConfigurationError, match="channel"):
             await router.publish(object(), task_message("x"))  # type: ignore[arg-type]
         relatum.intercept(connection, database=database_url)
-        with pytest.raises(ConfigurationError, match="receipt"):
+        with pytest.raises(errors.ConfigurationError, match="receipt"):
             await relatum.publish_async(router.exchange(await connection.channel()), task_message("x"), "")  # type: ignore[arg-type]
         relatum.release(connection)
 
@@ -275,7 +264,7 @@ def test_a_closed_router_sends_nothing(faces: Faces, partitions: Partitions) -> 
         router.publish(b"", "x")
         router.close()
         for name in (None, "x", "y"):
-            with pytest.raises(ConfigurationError, match="closed"):
+            with pytest.raises(errors.ConfigurationError, match="closed"):
                 router.publish(b"", name)
     assert sum(map(len, partitions.bodies().values())) == 1
 
@@ -304,7 +293,7 @@ def test_a_moving_context_is_waited_for_and_no_other(moves: Moves) -> None:
         with moves.held("fencing") as move:
             router.sleep_before_next(move.begin)
             router.publish(b"2", "x")
-            with pytest.raises(ContextMoving) as caught:
+            with pytest.raises(errors.ContextMoving) as caught:
                 router.publish(b"never", "x")
             router.publish(b"other", "another")
         assert (caught.value.context, caught.value.move_id) == ("x", moves.contexts.moves(latest=1)[0].move_id)
@@ -320,11 +309,11 @@ def test_a_stray_of_a_move_that_stands_still_is_settled_later(moves: Moves) -> N
         router.publish(b"1", "x")
         with moves.held("fenced") as move:
             router.sleep_before_next(move.begin)
-            with pytest.raises(PublishOutcomeUnknown) as caught:
+            with pytest.raises(errors.PublishOutcomeUnknown) as caught:
                 router.publish(b"2", "x")
-            with pytest.raises(PublishOutcomeUnknown):
+            with pytest.raises(errors.PublishOutcomeUnknown):
                 router.settle(caught.value, 0.05)
-            with pytest.raises(ContextMoving):
+            with pytest.raises(errors.ContextMoving):
                 router.publish(b"never", "x")
             assert pickle.loads(pickle.dumps(caught.value)).in_stream is None
         assert router.settle(caught.value) == ()
@@ -348,7 +337,7 @@ def test_settling_may_take_longer_than_publishing(
 
             r.publish(channel, b"1", of_context("x"))
             sleeping(channel, meanwhile)
-            with pytest.raises(PublishOutcomeUnknown) as caught:
+            with pytest.raises(errors.PublishOutcomeUnknown) as caught:
                 r.publish(channel, b"2", of_context("x"))
             thaw = threading.Timer(2.0, setattr, (line, "mode", "pass"))
             thaw.start()
@@ -376,11 +365,11 @@ def test_known_names_go_on_without_the_database(faces: Faces, database_url: str,
             proxy.reset()
             if goes_on:
                 router.publish(b"2", "s1")
-            with pytest.raises(DatabaseUnavailable):
+            with pytest.raises(errors.DatabaseUnavailable):
                 router.publish(b"x", "s2")
             if not goes_on:
                 # A message may be confirmed before its database is seen to be down: then its place is not known.
-                with pytest.raises((DatabaseUnavailable, PublishOutcomeUnknown)):
+                with pytest.raises((errors.DatabaseUnavailable, errors.PublishOutcomeUnknown)):
                     wait_until(lambda: router.publish(b"2", "s1") and False, what="the end of what was read before")
             proxy.accepts = True
             until_answered(lambda: router.publish(b"3", "s1"))
@@ -402,7 +391,7 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
             proxy.reset()
 
         router.sleep_before_next(go_away)
-        with pytest.raises(PublishOutcomeUnknown) as caught:
+        with pytest.raises(errors.PublishOutcomeUnknown) as caught:
             router.publish(b"2", "x")
         assert caught.value.in_stream is None
         proxy.accepts = True
@@ -424,10 +413,10 @@ def test_a_router_settles_in_the_stream_it_knows(
         channel.confirm_delivery()
         router.publish(channel, b"1", of_context("x"))
         lose_confirm(proxy, amqp_url, home)
-        with pytest.raises(PublishOutcomeUnknown) as caught:
+        with pytest.raises(errors.PublishOutcomeUnknown) as caught:
             router.publish(channel, b"2", of_context("x"))
         alone.accepts = False
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(errors.BrokerUnavailable):
             caught.value.settle(0.5)
         alone.accepts = True
         (place,) = caught.value.settle()
@@ -447,10 +436,10 @@ def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, i
         with moves.router(through=proxy.url(moves.faces.amqp_url)) as router:
             router.publish(b"1", "x")
             router.sleep_before_next(meanwhile)
-            with pytest.raises(PublishOutcomeUnknown) as caught:
+            with pytest.raises(errors.PublishOutcomeUnknown) as caught:
                 router.publish(b"2", "x")
             if is_moved:
-                with pytest.raises(PublishRejected):
+                with pytest.raises(errors.PublishRejected):
                     router.settle(caught.value)
             else:
                 assert [place.stream for place in router.settle(caught.value)] == [moves.home]
@@ -471,9 +460,9 @@ def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, databas
             router.close()
 
         channel.basic_publish = publish_and_close
-        with pytest.raises(PublishOutcomeUnknown, match="the router is closed"):
+        with pytest.raises(errors.PublishOutcomeUnknown, match="the router is closed"):
             router.publish(channel, b"1", of_context("a"))
-        with pytest.raises(ConfigurationError, match="the router is closed"):
+        with pytest.raises(errors.ConfigurationError, match="the router is closed"):
             router.publish(channel, b"2", of_context("a"))
 
 
@@ -498,8 +487,8 @@ async def test_a_task_that_publishes_while_its_router_is_closed_is_told(layout: 
         await router.close()
         ends = await asyncio.gather(*publishing, return_exceptions=True)
     assert not [end for end in ends if isinstance(end, asyncio.CancelledError)]
-    assert all(isinstance(end, ConfigurationError | PublishOutcomeUnknown | Basic.Ack) for end in ends), set(
-        map(type, ends)
+    assert all(isinstance(end, errors.ConfigurationError | errors.PublishOutcomeUnknown | Basic.Ack) for end in ends), (
+        set(map(type, ends))
     )
 
 

@@ -179,31 +179,21 @@ def test_a_new_partition_is_noticed(stage: Stage) -> None:
         assert len(member.partitions) == 3
 
 
-def test_a_stream_that_was_declared_again_begins_anew(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """A partition that was deleted and declared again is read from its beginning, and that is logged."""
+@pytest.mark.parametrize(("start", "consumed"), [("first", 3), ("next", 0)])
+def test_a_stream_that_was_declared_again_begins_anew(
+    stage: Stage, caplog: pytest.LogCaptureFixture, start: str, consumed: int
+) -> None:
+    """A partition that was declared again is read from its beginning, which is logged, also before the first batch."""
     bed = stage.bed
     bed.publish(0, "a", "a1", "a2", "a3")
-    with stage.consumer() as member:
-        consume(member, 3)
+    with stage.consumer(start=start) as member:
+        consume(member, consumed)
     delete_stream(stage.amqp_url, bed.streams[0])
     declare_stream(stage.amqp_url, bed.streams[0])
     bed.publish(0, "a", "new")
-    with stage.consumer() as member:
+    with stage.consumer(start=start) as member:
         assert consume(member, 1) == ["new"]
     assert re.search(r"stream '[^']+' replaced", caplog.text)
-
-
-def test_a_stream_that_was_declared_again_before_its_first_batch_begins_anew(stage: Stage) -> None:
-    """A name that began at "next" knows each stream by its last message before it has consumed one."""
-    bed = stage.bed
-    bed.publish(0, "a", "a1", "a2", "a3")
-    with stage.consumer(start="next"):
-        pass
-    delete_stream(stage.amqp_url, bed.streams[0])
-    declare_stream(stage.amqp_url, bed.streams[0])
-    bed.publish(0, "a", "new")
-    with stage.consumer(start="next") as member:
-        assert consume(member, 1) == ["new"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,22 @@
-"""`verify` on real partitions and a real database."""
+"""`verify` and lookups of contexts that move, on real partitions and a real database."""
 
 import json
+import time
 from functools import partial
 from typing import Any
 
+import pika
 import psycopg
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
-from relatum import Broker
-from relatum.contexts import FindingKind, verify
+import relatum
+from relatum import Broker, ContextRouter
+from relatum.contexts import FindingKind, SerializationContexts, verify
+from relatum.contexts._partition_log import Adoption, encode
 from relatum.errors import SuperStreamNotFound
 from relatum.reading import StreamReader
+from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, wait_until
 from tests.support._streams import Plain
 from tests.support.place import Place
@@ -101,3 +107,58 @@ def test_the_database_says_what_the_streams_do_not(place: Place, super_stream: s
     assert report.strays == 2
     alone = verify(super_stream, broker=place.broker, header="plane")
     assert (list(alone.partitions), alone.strays) == ([source], 0)
+
+
+KEY = "serialization_context"
+MESSAGES = 6
+"""Messages before each of the two moves and behind them."""
+
+
+def test_look_ups_find_a_context_on_both_sides_of_its_moves(
+    place: Place, contexts: SerializationContexts, channel: BlockingChannel
+) -> None:
+    """A lookup by the context's header gives every message once, in order over its moves, and nothing of the moves."""
+    super_stream = contexts.super_stream
+    streams = partitions_of(super_stream)
+    relatum.intercept(channel.connection, database=place.database, keys=[KEY])
+    names = iter(range(10 * MESSAGES))
+
+    def publish(router: ContextRouter, count: int) -> None:
+        for number in [next(names) for _ in range(count)]:
+            for context in ("plane", "other"):
+                properties = pika.BasicProperties(message_id=f"{context}-{number}", headers={KEY: context})
+                channel.basic_publish(router, "", b"", properties)
+
+    with (
+        place.recording(*streams, keys=[KEY]),
+        ContextRouter(super_stream, place.database, broker=place.broker) as router,
+    ):
+        contexts.assign("plane", streams[0])
+        publish(router, MESSAGES)
+        epoch = contexts.assignment_of("plane").epoch
+        contexts.move("plane", streams[1])
+        # A message of a router that was suspended since before the move.
+        headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
+        properties = pika.BasicProperties(message_id=f"plane-{next(names)}", headers=headers)
+        place.put((b"", properties), to=streams[0])
+        stray = place.messages(streams[0])[-1].offset
+        adopting, body = encode(Adoption("plane", contexts.assignment_of("plane").epoch, streams[0], stray))
+        place.put((body, adopting), to=streams[1])
+        publish(router, MESSAGES)
+        contexts.move("plane", streams[0])
+        publish(router, MESSAGES)
+        for stream in streams:
+            place.wait_recorded(stream)
+    relatum.release(channel.connection)
+    assert verify(super_stream, broker=place.broker, database=place.database).ok
+    expected = [f"plane-{number}" for number in range(3 * MESSAGES + 1)]
+    with Relations(place.broker, place.database) as relations:
+        found = relations.find(KEY, "plane", streams=[super_stream])
+        assert [message.properties.message_id for message in found] == expected
+        related = relations.related(found[0], super_stream, by=KEY)
+        assert [message.properties.message_id for message in related] == expected[1:]
+        first = relations.find(KEY, "plane", streams=[super_stream], order="newest", limit=1)
+        assert [message.properties.message_id for message in first] == expected[-1:]
+    rows = [row for stream in streams for row in place.rows(stream)]
+    assert {(key, value) for key, value, _ in rows} == {(KEY, "plane"), (KEY, "other")}
+    assert len(rows) == len(expected) + 3 * MESSAGES, "no fence, marker or adoption has a row"

@@ -25,6 +25,7 @@ from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.publishing import lose_confirm
 from tests.support.standstill import in_time
+from tests.support.threads import beside
 
 AT_ONCE = 200
 """Messages that are settled at once."""
@@ -240,9 +241,5 @@ def test_a_broker_that_starts_is_waited_for(
             channel.queue_bind(stream, stream)
         unsettled, _ = lost(there, exchange=stream)
         rabbitmq.stop()
-    starting = threading.Thread(target=rabbitmq.start)
-    starting.start()
-    try:
+    with beside(rabbitmq.start):
         assert streams_of(sure(unsettled).settle(120)) == [stream]
-    finally:
-        starting.join()

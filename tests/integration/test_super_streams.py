@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pika
@@ -9,16 +10,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.compat import long
 
-from relatum import Broker
-from relatum.errors import (
-    AccessRefused,
-    BrokerUnavailable,
-    ConfigurationError,
-    InvalidInput,
-    NotFound,
-    SuperStreamConflict,
-    SuperStreamNotFound,
-)
+from relatum import Broker, errors
+from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
 from relatum.superstreams import (
     Layout,
@@ -29,10 +22,11 @@ from relatum.superstreams import (
     describe_super_stream,
     unbind_partition,
 )
-from tests.support import broker_connection, unique_name
+from tests.support import broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawConnection
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq_tools import run_tool
 from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
 
 NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
@@ -89,7 +83,7 @@ def test_declaring_again_changes_nothing_or_completes(place: Place, connection: 
         assert declare_super_stream(place.broker, name, 2) == layout
         wrong: dict[str, Any]
         for wrong in ({"partitions": 3}, {"partitions": 1}, {"binding_keys": ["a", "b"]}):
-            with pytest.raises(SuperStreamConflict, match=r"2 partitions \(0, 1\)") as caught:
+            with pytest.raises(errors.SuperStreamConflict, match=r"2 partitions \(0, 1\)") as caught:
                 declare_super_stream(place.broker, name, **wrong)
             assert caught.value.super_stream == name
         assert describe_super_stream(place.broker, name) == layout
@@ -115,21 +109,21 @@ def test_streams_are_declared_with_what_was_asked_for(broker: Broker, amqp_url: 
         }
         connection.channel().queue_declare(layout.partitions[0].stream, durable=True, arguments=same)
         assert declare_super_stream(connection, layout.super_stream, 1) == layout
-        with pytest.raises(SuperStreamConflict, match=r"-0.*max-"):
+        with pytest.raises(errors.SuperStreamConflict, match=r"-0.*max-"):
             declare_super_stream(connection, layout.super_stream, 1, options=StreamOptions(max_length_bytes=1))
         assert connection.is_open
-        with pytest.raises(ConfigurationError, match="does not accept"):
+        with pytest.raises(errors.ConfigurationError, match="does not accept"):
             add_partition(amqp_url, layout.super_stream, options=StreamOptions(leader_locator="nobody-knows"))
 
 
 def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnection, name: str) -> None:
     """A queue of a partition's name, or an exchange of another kind, is left alone and named."""
     connection.channel().queue_declare(f"{name}-1")
-    with pytest.raises(SuperStreamConflict, match=f"{name}-1"):
+    with pytest.raises(errors.SuperStreamConflict, match=f"{name}-1"):
         declare_super_stream(connection, name)
     connection.channel().queue_delete(f"{name}-1")
     connection.channel().exchange_declare(name, "fanout")
-    with pytest.raises(SuperStreamConflict, match=f"Exchange '{name}'"):
+    with pytest.raises(errors.SuperStreamConflict, match=f"Exchange '{name}'"):
         declare_super_stream(connection, name)
 
 
@@ -153,21 +147,21 @@ def test_a_partition_is_added_and_taken_out(broker: Broker, amqp_url: str) -> No
         assert add_partition(broker, name).binding_key == "2"
         assert keys() == ["0", "2"]
         assert add_partition(broker, name, binding_key="1").stream == f"{name}-1"
-        with pytest.raises(SuperStreamConflict, match="already has a partition with binding key '0'"):
+        with pytest.raises(errors.SuperStreamConflict, match="already has a partition with binding key '0'"):
             add_partition(broker, name, binding_key="0")
-        with pytest.raises(InvalidInput, match="one line"):
+        with pytest.raises(errors.InvalidInput, match="one line"):
             add_partition(broker, name, binding_key="a\nb")
-        with pytest.raises(NotFound, match="not a partition"):
+        with pytest.raises(errors.NotFound, match="not a partition"):
             unbind_partition(broker, name, f"{name}-7")
         for place in "12":
             unbind_partition(broker, name, f"{name}-{place}", delete=True)
-        with pytest.raises(SuperStreamConflict, match="last partition"):
+        with pytest.raises(errors.SuperStreamConflict, match="last partition"):
             unbind_partition(broker, name, f"{name}-0")
         assert delete_super_stream(broker, name) == Layout.numbered(name, 1)
         assert not exists(amqp_url, name, exchange=True)
         assert not exists(amqp_url, f"{name}-0")
         for function in (describe_super_stream, delete_super_stream, add_partition):
-            with pytest.raises(SuperStreamNotFound, match=name) as caught:
+            with pytest.raises(errors.SuperStreamNotFound, match=name) as caught:
                 function(broker, name)
             assert caught.value.super_stream == name
 
@@ -179,7 +173,7 @@ def test_one_made_by_hand_is_understood(
     keys, streams = ["0", f"other-{name}", "east"], [f"{name}-0", f"other-{name}", f"{name}-east"]
     declare_by_hand(connection, name, keys, streams)
     if broker_version < (4, 3):
-        with pytest.raises(SuperStreamConflict, match="pass the layout"):
+        with pytest.raises(errors.SuperStreamConflict, match="pass the layout"):
             describe_super_stream(broker, name)
         return
     assert describe_super_stream(broker, name) == Layout.of(name, zip(streams, keys, strict=True))
@@ -226,7 +220,7 @@ def test_a_binding_key_nobody_can_tell_is_named(
     if broker_version < (4, 3) and stream.startswith("{}"):
         assert describe_super_stream(broker, name) == Layout.numbered(name, 1)
         return
-    with pytest.raises(SuperStreamConflict, match="pass the layout"):
+    with pytest.raises(errors.SuperStreamConflict, match="pass the layout"):
         describe_super_stream(broker, name)
 
 
@@ -237,16 +231,16 @@ def test_amqp_alone_does(amqp_url: str, name: str) -> None:
         alone = proxy.url(amqp_url)
         assert declare_super_stream(alone, name, 2) == wanted
         for function in (describe_super_stream, add_partition, delete_super_stream):
-            with pytest.raises(BrokerUnavailable):
+            with pytest.raises(errors.BrokerUnavailable):
                 function(Broker(amqp_url, stream_url=NO_STREAMS), name)
         assert describe_super_stream(alone, name) == wanted
         assert add_partition(alone, name).stream == f"{name}-2"
         unbind_partition(alone, name, f"{name}-2", delete=True)
-        with pytest.raises(SuperStreamConflict):
+        with pytest.raises(errors.SuperStreamConflict):
             declare_super_stream(alone, name, 3)
         assert delete_super_stream(alone, name) == wanted
         assert not exists(alone, name, exchange=True)
-        with pytest.raises(SuperStreamNotFound):
+        with pytest.raises(errors.SuperStreamNotFound):
             describe_super_stream(alone, name)
 
 
@@ -254,7 +248,7 @@ def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, strea
     """A stream of that name, and an exchange that leads to no stream, are none; asking costs no channel."""
     channel = connection.channel()
     for asked in (connection, channel):
-        with pytest.raises(SuperStreamNotFound):
+        with pytest.raises(errors.SuperStreamNotFound):
             describe_super_stream(asked, stream_name)
         channel.exchange_declare(stream_name, "direct", durable=True)
     assert channel.is_open
@@ -263,14 +257,65 @@ def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, strea
 
 def test_errors_say_whose_fault_it_is(amqp_url: str, stream_url: str) -> None:
     """A broker that is away, a wrong password and a wrong argument are distinguished, without showing the password."""
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(errors.BrokerUnavailable):
         declare_super_stream(Broker(NOWHERE, stream_url=NO_STREAMS), "orders")
     host = amqp_url.rpartition("@")[2]
     for function in (declare_super_stream, describe_super_stream):
-        with pytest.raises(AccessRefused) as caught:
+        with pytest.raises(errors.AccessRefused) as caught:
             function(f"amqp://guest:wrongword@{host}", "orders")
         assert "wrongword" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="not int"):
+    with pytest.raises(errors.ConfigurationError, match="not int"):
         describe_super_stream(7, "orders")
-    with pytest.raises(ConfigurationError, match="amqp://"):
+    with pytest.raises(errors.ConfigurationError, match="amqp://"):
         declare_super_stream(stream_url, unique_name())
+
+
+Tool = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def tool(own_broker: LocalRabbitMQ) -> Tool:
+    """Runs `rabbitmq-streams` on that broker; gives what it printed."""
+    return partial(run_tool, own_broker, "rabbitmq-streams")
+
+
+@pytest.mark.rare
+def test_what_the_tool_made_is_understood(own_broker: LocalRabbitMQ, tool: Tool) -> None:
+    """A super stream of the tool is described in the order of its keys, declared again, enlarged and deleted."""
+    url, name = own_broker.broker_url, unique_name("relatum-super")
+    tool("add_super_stream", name, "--partitions", "12", "--max-age", "PT1H")
+    layout = Layout.numbered(name, 12)
+    assert describe_super_stream(url, name) == layout
+    assert declare_super_stream(url, name, 12) == layout
+    # Rebound with exactly the tool's arguments: a binding with others would list each stream twice.
+    with broker_connection(url) as connection:
+        for partition in layout:
+            connection.channel().queue_bind(
+                partition.stream, name, partition.binding_key, {"x-stream-partition-order": long(partition.place)}
+            )
+    assert describe_super_stream(url, name) == layout
+    assert add_partition(url, name).place == 12
+    with StreamReader.open(own_broker.stream_url) as reader:
+        assert reader.partitions(name) == [f"{name}-{place}" for place in range(13)]
+    delete_super_stream(url, name)
+    with StreamReader.open(own_broker.stream_url) as reader:
+        assert reader.partitions(name) == []
+    option = "--routing-keys" if server_version(url) < (3, 11) else "--binding-keys"
+    tool("add_super_stream", name, option, "emea,apac,amer")
+    assert describe_super_stream(url, name) == Layout.keyed(name, ["emea", "apac", "amer"])
+    assert delete_super_stream(url, name) == Layout.keyed(name, ["emea", "apac", "amer"])
+
+
+@pytest.mark.rare
+def test_the_tool_understands_what_is_made_here(own_broker: LocalRabbitMQ, tool: Tool) -> None:
+    """The tool deletes all partitions of a super stream that was declared here, and its exchange."""
+    name = unique_name("relatum-super")
+    layout = declare_super_stream(own_broker.broker_url, name, 2)
+    tool("delete_super_stream", name)
+    with broker_connection(own_broker.broker_url) as connection:
+        # Each could be declared with other arguments at this point.
+        channel = connection.channel()
+        channel.exchange_declare(name, "fanout")
+        channel.exchange_delete(name)
+        for partition in layout:
+            channel.queue_declare(partition.stream, exclusive=True)

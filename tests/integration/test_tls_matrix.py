@@ -28,7 +28,7 @@ from relatum.contexts import AsyncSerialConsumer
 from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.recording import Recorder
-from relatum.store.database import make_engine
+from relatum.store.database import as_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_cli.app import app
 from relatum_consumer import AsyncRelations, Relations
@@ -61,9 +61,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, _databases: Databases) -> It
         publish_plain(plain, STREAM, [(b"first", {"order_id": "o-1"})])
         publish_plain(plain, LARGE, [b"x" * 100_000] * 20)
         publish_plain(plain, f"{SUPER}-0", [b"of the super stream"])
-        engine = make_engine(database)
-        record(plain, engine, STREAM, keys=["order_id"])
-        engine.dispose()
+        with as_engine(database) as engine:
+            record(plain, engine, STREAM, keys=["order_id"])
         yield World(tls, database)
     _databases.give_back(database)
 

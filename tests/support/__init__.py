@@ -4,6 +4,7 @@ from tests.support._jvm import JVM_VARIABLES as JVM_VARIABLES
 from tests.support._jvm import QUICK_START as QUICK_START
 from tests.support._jvm import SPARK_START as SPARK_START
 from tests.support._processes import processes_naming as processes_naming
+from tests.support._processes import run_python as run_python
 from tests.support._recording import READERS as READERS
 from tests.support._recording import reader_of as reader_of
 from tests.support._recording import record as record

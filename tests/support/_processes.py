@@ -1,7 +1,18 @@
-"""Looking at processes from outside."""
+"""Processes: run to their ends, and looked at from outside."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+
+
+def run_python(*arguments: str, timeout_s: float = 300, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run this interpreter to its end, which must be in order."""
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return ended
 
 
 def processes_naming(text: str) -> list[int]:

@@ -21,6 +21,7 @@ from relatum.recording.commit import add_checkpoints as add_checkpoints
 from relatum.recording.commit import commit_shares as commit_shares
 from relatum.recording.tails import open_streams as open_streams
 from tests.support._waiting import LIMIT_S, wait_until
+from tests.support.threads import beside
 
 Keys = Iterable[str | KeyDefinition]
 
@@ -38,24 +39,8 @@ def reader_of(broker: str | Broker) -> AbstractContextManager[StreamReader]:
 def running(recorder: Recorder) -> Iterator[Recorder]:
     """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
     stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            recorder.run(stop)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    thread = threading.Thread(target=run, name="recorder of the test")
-    thread.start()
-    try:
+    with beside(recorder.run, stop, stop=stop.set, name="recorder of the test"):
         yield recorder
-    finally:
-        stop.set()
-        thread.join(90)
-    assert not thread.is_alive(), "the recorder stops when it is told to"
-    assert not failures, failures
 
 
 def recording(broker: AnyBroker, engine: sa.Engine, *streams: str, keys: Keys = ()) -> AbstractContextManager[Recorder]:

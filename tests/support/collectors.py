@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -30,21 +31,27 @@ from tests.support.place import Place
 
 T = TypeVar("T")
 
+UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
+SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
+
 
 class StoreMember:
-    """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it."""
+    """A member of a collector, as of a process of its own, without its threads: the store's methods, called as it.
+
+    Its connections are closed with the last reference to it.
+    """
 
     def __init__(
         self, database: Any, name: str = "billing", *, types: Sequence[str] = ("order",), lease_s: float = 60, **of: Any
     ) -> None:
         self.store = CollectorStore(name, database, **of)
+        weakref.finalize(self, self.store.dispose)
         self.member = self.store.open(types, lease_s)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(getattr(self.store, name), self.member)
 
     def take_over(self, types: Sequence[str], most: int) -> list[tuple[Collected, float]]:
-        """Take over messages, holding none."""
         return self.store.take_over(self.member, types, most)[0]
 
     def outcome(self, message_id: str) -> Outcome:
@@ -83,16 +90,12 @@ class AsyncCollectorFace:
         self._collector = AsyncMessageCollector(**options)
 
     def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
-        """Register a coroutine function that calls the executor."""
-
         async def execute(bulk: Bulk) -> Any:
             return await asyncio.to_thread(executor, bulk)
 
         self._collector.register_executor(type_, execute, *options)
 
     def register_result_handler(self, handler: Callable[[Outcome], object], **options: Any) -> None:
-        """Register a coroutine function that calls the handler."""
-
         async def tell(outcome: Outcome) -> None:
             handler(outcome)
 
@@ -156,7 +159,6 @@ class Gate(Consumer):
         self.opened = threading.Event()
 
     def wait(self, bulk: Bulk) -> None:
-        """Wait for the gate."""
         assert self.opened.wait(90)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
@@ -16,13 +17,12 @@ written: Final = sa.Table(
 )
 """A table of an application."""
 
-AT_COMMIT: Final = """
-CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+_AT_COMMIT: Final = """
+CREATE OR REPLACE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALLY DEFERRED
+CREATE CONSTRAINT TRIGGER at_commit AFTER {} DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION at_commit()
 """
-"""Has commits of the application's rows wait while a test holds the lock 1."""
 
 _committing: Final = sa.text(
     "SELECT pid FROM pg_stat_activity"
@@ -35,18 +35,24 @@ def bodies_written(engine: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
 
 
-def make_commits_wait(engine: sa.Engine) -> None:
-    written.create(engine)
+def make_commits_wait(engine: sa.Engine, change: str = "INSERT ON consumed") -> None:
+    """Have commits of such a change wait while `commits_held`: by default, of rows that an application writes."""
+    if change.endswith("consumed"):
+        written.create(engine)
     with engine.begin() as connection:
-        connection.execute(sa.text(AT_COMMIT))
+        connection.execute(sa.text(_AT_COMMIT.format(change)))
 
 
 @contextmanager
 def commits_held(engine: sa.Engine) -> Iterator[Callable[[], object]]:
-    """Hold up commits until the function that this yields is called."""
+    """Hold up commits until the function that this yields is called, or the block ends."""
     with engine.connect() as gate:
+        release = partial(gate.execute, sa.text("SELECT pg_advisory_unlock_all()"))
         gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
-        yield lambda: gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+        try:
+            yield release
+        finally:
+            release()
 
 
 def committing(engine: sa.Engine) -> int | None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.sql import SQL, Literal
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
@@ -32,6 +33,8 @@ SELECT relatum.finish_part(part) FROM generate_series(1, {PARTS - 2}) AS part;
 CATALOG = {"table_parts", "part_streams", "part_keys"}
 """Tables of a few rows for each part, which say what may be left out."""
 
+EACH_MODE = pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+
 _PART = re.compile(r"^relationships_\d+")
 _NAMES = ("Relation Name", "Index Name")
 
@@ -48,20 +51,22 @@ def filled_database(server_url: str, template: str, fill: str, *, then: str = "V
         yield connection
 
 
+def text_of(statement: Any) -> str:
+    return str(statement.compile(dialect=dialect.dialect()))
+
+
 def plan_of_statement(connection: Any, mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     compiled = statement.compile(dialect=dialect.dialect())
     return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
 
-def text_of(statement: Any) -> str:
-    return str(statement.compile(dialect=dialect.dialect()))
-
-
-def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def plan_of(connection: Any, mode: str, sql: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The plan by which a statement was carried out; without parameters, that for any, and nothing is carried out."""
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
-    values = SQL(", ").join(Literal(parameters[name]) for name in names)
-    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE planned({})").format(values)
+    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql).replace("%%", "%")
+    values = SQL(", ").join(Literal(parameters and parameters[name]) for name in names)
+    how = SQL("FORMAT JSON" if parameters is None else "ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON")
+    explain = SQL("EXPLAIN ({}) EXECUTE planned" + "({})" * bool(names)).format(how, values)
     with connection.transaction(force_rollback=True):
         connection.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
         connection.execute(f"PREPARE planned AS {numbered}".encode())
@@ -69,6 +74,15 @@ def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters
         connection.execute("DEALLOCATE planned")
     found: dict[str, Any] = plan[0]["Plan"]
     return found
+
+
+def changed_in_place(connection: Any, table: str, statement: Any, parameters: dict[str, Any]) -> int:
+    """How many rows of a table a statement changes within their pages, in a transaction that is open."""
+    query = f"SELECT pg_stat_get_xact_tuples_hot_updated('relatum.{table}'::regclass)".encode()
+    [(before,)] = connection.execute(query).fetchall()
+    connection.execute(text_of(statement).encode(), parameters)
+    [(after,)] = connection.execute(query).fetchall()
+    return int(after - before)
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ import select
 import selectors
 import socket
 import threading
+from contextlib import AbstractContextManager
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,7 +12,7 @@ SLOW_PART = 4096
 """Bytes that come through at a time on a slow line."""
 
 
-class Proxy:
+class Proxy(AbstractContextManager["Proxy"]):
     """Forwards connections to one server, on `listens_on` or a free port; `bytes_per_s` slows its answers.
 
     `mode` is "pass", "frozen" (all arrives later), "blackhole" (nothing arrives), or "blackhole_replies" (only
@@ -79,9 +80,6 @@ class Proxy:
         for one in (self._listener, self._wake_reader, self._wake_writer):
             one.close()
         self._selector.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

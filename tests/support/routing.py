@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pika
 import sqlalchemy as sa
@@ -61,7 +61,7 @@ def other_than(layout: Layout, stream: str) -> str:
     return next(each.stream for each in layout if each.stream != stream)
 
 
-class HeldMove:
+class HeldMove(AbstractContextManager["HeldMove"]):
     """A move of contexts that stops in a state ("fencing" or "fenced") until `go`. Nobody resumes it before."""
 
     def __init__(self, contexts: Any, names: list[str], to: str, state: str, engine: sa.Engine) -> None:
@@ -85,9 +85,6 @@ class HeldMove:
         self._may_go.set()
         if self._thread.ident is not None:
             self._thread.join(90)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.go()

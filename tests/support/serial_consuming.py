@@ -17,7 +17,6 @@ from tests.support.leases import LEASE_S
 from tests.support.place import Place
 from tests.support.routing import confirming
 from tests.support.super_streams import super_stream
-from tests.support.tables import context_moves, moved_contexts, placement_epochs, super_stream_partitions, super_streams
 
 SESSION = "0123456789abcdef"
 
@@ -29,36 +28,34 @@ class SerialBed:
         self.name = layout.super_stream
         self.streams = [partition.stream for partition in layout]
         self._amqp_url = amqp_url
-        self._engine = engine
+        self.engine = engine
         self._channel = channel
         self._numbers = 0
         self._epochs: dict[str, int] = {}
         self._ids: dict[str, int] = {}
-        new = sa.insert(super_streams).values(vhost="/", name=self.name, header=CONTEXT_HEADER)
-        with engine.begin() as connection:
-            self._super_stream_id = connection.execute(new.returning(super_streams.c.super_stream_id)).scalar_one()
+        new = "INSERT INTO relatum.super_streams (name, header) VALUES (:name, :header) RETURNING super_stream_id"
+        [(self._super_stream_id,)] = self.sql(new, name=self.name, header=CONTEXT_HEADER)
         for partition in layout:
             self._know(partition)
+
+    sql = Place.sql
 
     def add(self, partition: Partition) -> None:
         self._know(partition)
         self.streams.append(partition.stream)
 
     def _know(self, partition: Partition) -> None:
-        row = {"stream": partition.stream, "binding_key": partition.binding_key, "place": partition.place}
-        new = sa.insert(super_stream_partitions).values(super_stream_id=self._super_stream_id, **row)
-        with self._engine.begin() as connection:
-            added = connection.execute(new.returning(super_stream_partitions.c.partition_id))
-            self._ids[partition.stream] = added.scalar_one()
+        new = "INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place)"
+        row = {"stream": partition.stream, "key": partition.binding_key, "place": partition.place}
+        values = f"{new} VALUES (:id, :stream, :key, :place) RETURNING partition_id"
+        [(self._ids[partition.stream],)] = self.sql(values, id=self._super_stream_id, **row)
 
     def retire(self, partition: int) -> None:
-        where = super_stream_partitions.c.partition_id == self._ids[self.streams[partition]]
-        with self._engine.begin() as connection:
-            connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
+        retire = "UPDATE relatum.super_stream_partitions SET state = 'retired' WHERE partition_id = :id"
+        self.sql(retire, id=self._ids[self.streams[partition]])
 
     def epoch(self) -> int:
-        with self._engine.begin() as connection:
-            return int(connection.scalar(sa.select(placement_epochs.next_value())))
+        return int(self.sql("SELECT nextval('relatum.placement_epochs')")[0][0])
 
     def publish(self, partition: int, context: str, *bodies: str, epoch: int | None = None) -> None:
         """Publish messages of a context, under its present epoch unless another is given."""
@@ -95,14 +92,16 @@ class SerialBed:
 
     def begin(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
         names, epoch = sorted(contexts), self.epoch()
-        with self._engine.begin() as connection:
-            row = {"super_stream_id": self._super_stream_id, "contexts": len(names), "generation": 0}
-            row |= {"source_id": self._ids[self.streams[source]], "scan_from": max(0, self.end(source))}
-            row |= {"target_id": self._ids[self.streams[target]], "target_scan_from": max(0, self.end(target))}
-            new = sa.insert(context_moves).values(row | {"fence_epoch": epoch, "epoch": epoch})
-            move_id = connection.execute(new.returning(context_moves.c.move_id)).scalar_one()
+        row = {"super_stream_id": self._super_stream_id, "contexts": len(names), "generation": 0}
+        row |= {"source_id": self._ids[self.streams[source]], "scan_from": max(0, self.end(source))}
+        row |= {"target_id": self._ids[self.streams[target]], "target_scan_from": max(0, self.end(target))}
+        row |= {"fence_epoch": epoch, "epoch": epoch}
+        new = f"INSERT INTO relatum.context_moves ({', '.join(row)}) VALUES (:{', :'.join(row)}) RETURNING move_id"
+        moved = "INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) VALUES (:move_id, :name, :from_epoch)"
+        with self.engine.begin() as connection:
+            move_id = connection.scalar(sa.text(new), row)
             rows = [{"move_id": move_id, "name": name, "from_epoch": self._epochs.get(name, 0)} for name in names]
-            connection.execute(sa.insert(moved_contexts), rows)
+            connection.execute(sa.text(moved), rows)
         return HandMove(self, move_id, frozenset(names), source, target, epoch)
 
     def move(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
@@ -111,9 +110,8 @@ class SerialBed:
         move.mark()
         return move
 
-    def _set(self, move_id: int, **values: object) -> None:
-        with self._engine.begin() as connection:
-            connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(**values))
+    def _set(self, move_id: int, values: str, offset: int) -> None:
+        self.sql(f"UPDATE relatum.context_moves SET {values} WHERE move_id = :id", offset=offset, id=move_id)
 
 
 @dataclass
@@ -130,7 +128,7 @@ class HandMove:
 
     def fence(self) -> None:
         self.fence_offset = self.publish_fence()
-        self.bed._set(self.move_id, state="fenced", fence_offset=self.fence_offset)
+        self.bed._set(self.move_id, "state = 'fenced', fence_offset = :offset", self.fence_offset)
 
     def publish_fence(self) -> int:
         """Publish the fence, and note nothing."""
@@ -142,8 +140,8 @@ class HandMove:
         return self.bed.control(self.target, Marker(self.move_id, self.epoch, self.contexts, source, self.fence_offset))
 
     def mark(self) -> None:
-        at = self.publish_marker()
-        self.bed._set(self.move_id, state="switched", marker_offset=at, ended_at=sa.func.now())
+        switched = "state = 'switched', marker_offset = :offset, ended_at = now()"
+        self.bed._set(self.move_id, switched, self.publish_marker())
         for context in self.contexts:
             self.bed._epochs[context] = self.epoch
 
@@ -153,7 +151,6 @@ class HandMove:
 
 @contextmanager
 def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
-    """A new super stream; it is deleted at the end."""
     with super_stream(amqp_url, partitions) as layout, confirming(amqp_url) as channel:
         yield SerialBed(amqp_url, engine, layout, channel)
 

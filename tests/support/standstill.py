@@ -6,9 +6,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psycopg
+import pytest
 
+from relatum.reading import StreamReader
 from tests.support._waiting import wait_until
 
 SLACK_S = 15.0
@@ -58,6 +61,17 @@ def in_time(most_s: float) -> Iterator[None]:
     yield
     took = time.monotonic() - began
     assert took < most_s + SLACK_S, f"{took:.1f} s and not {most_s} s"
+
+
+def end_first_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next scan of a stream ends at once, as at a node that lags."""
+    scan, scans = StreamReader.batches, []
+
+    def lagging(*given: Any, **options: Any) -> Any:
+        scans.append(given)
+        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
+
+    monkeypatch.setattr(StreamReader, "batches", lagging)
 
 
 def end_sessions(database_url: str) -> None:

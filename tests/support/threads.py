@@ -1,7 +1,36 @@
-"""Telling the threads of a test from what earlier ones left running in the same process."""
+"""Threads of a test: what runs beside it, and what tells them from those that earlier ones left in the same process."""
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def beside(
+    run: Callable[..., T], *arguments: Any, stop: Callable[[], object] = lambda: None, name: str = "beside a test"
+) -> Iterator[Future[T]]:
+    """Run a function in a thread beside the block, at whose end it is stopped and waited for; it must not fail."""
+    running: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            running.set_result(run(*arguments))
+        except BaseException as error:
+            running.set_exception(error)
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    try:
+        yield running
+    finally:
+        stop()
+        thread.join(90)
+    running.result(0)
 
 
 class Threads:

@@ -11,7 +11,6 @@ Moment = tuple[int, int | None, int]
 
 
 def is_beyond(place: Place, moment: Moment, where: Literal["after", "before"], *, inclusive: bool) -> bool:
-    """Whether a message comes after, or before, a moment."""
     time, partition, offset = moment
     if partition is not None:
         return place > (time, partition, offset) if where == "after" else place < (time, partition, offset)
@@ -36,7 +35,6 @@ def nearest(places: list[Place], moment: Moment) -> Place | None:
 
 
 def window(places: Iterable[Place], moment: Moment, before_us: int, after_us: int) -> list[Place]:
-    """The places around the moment, ends included, without the message itself."""
     time, partition, offset = moment
     return sorted(
         place

@@ -22,5 +22,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def sides(spark: SparkSession, place: Place, other_stream: str) -> Sides:
-    """Two new streams."""
     return Sides(spark, place, place.stream, other_stream)

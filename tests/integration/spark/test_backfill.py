@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tests.support._raw_publisher import RawPublisher
 from tests.support.databases import Databases
 from tests.support.place import Place
 from tests.support.spark import Here
+from tests.support.threads import beside
 
 KEYS = ["order_id", "host"]
 PARTITIONS = 2
@@ -83,15 +83,8 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(spark: SparkSession
     with place.recording(keys=["order_id"]):
         place.wait_recorded()
         add_keys(place.engine, ["host"])
-        beside = [
-            threading.Thread(target=publish, args=[place, 500, 2000]),
-            threading.Thread(target=kernel_backfill, args=[place.amqp, place.engine.url, place.stream]),
-        ]
-        for thread in beside:
-            thread.start()
-        fill(place, spark=spark, slice_offsets=100)
-        for thread in beside:
-            thread.join(90)
+        with beside(publish, place, 500, 2000), beside(kernel_backfill, place.amqp, place.engine.url, place.stream):
+            fill(place, spark=spark, slice_offsets=100)
         place.wait_recorded()
     fill(place)
     hosts = [offset for key, _, offset in place.rows() if key == "host"]
@@ -178,20 +171,15 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
     """Killed by SIGKILL between two commits: what is covered is right, the rest is filled by running it again."""
     publish(place, 3000)
     add_keys(place.engine, KEYS)
-    killed = threading.Event()
 
     def kill() -> None:
         wait_until(lambda: place.sql(CLOSED) and workers(), what="a first slice covered")
         for process in workers():
             os.kill(process, signal.SIGKILL)
-        killed.set()
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with pytest.raises(Exception, match=r"worker|job|stage|Python"):  # Spark's own, depending on the moment of the kill
+    # The error is Spark's own, depending on the moment of the kill.
+    with beside(kill), pytest.raises(Exception, match=r"worker|job|stage|Python"):
         fill(place, spark=spark, slice_offsets=100, messages_per_s=600)
-    thread.join(90)
-    assert killed.is_set()
     done = sum(end - start for start, end, _ in place.sql(CLOSED))
     assert 0 < done < 3000
     assert place.verify().ok

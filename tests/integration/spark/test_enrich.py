@@ -61,7 +61,6 @@ def _order(number: int, order: str | None, **more: Any) -> dict[str, Any]:
 
 
 def _told(rows: Sequence[Row]) -> list[tuple[int, str, str | None]]:
-    """Of each row its number, status and relatum's body."""
     return sorted(
         (row.number, row.status, None if row.related_value is None else bytes(row.related_value).decode())
         for row in rows

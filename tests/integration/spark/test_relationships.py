@@ -4,6 +4,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.support.pages import blocks_of, run
 from tests.support.pgbouncer import pgbouncer
 from tests.support.place import Place
 from tests.support.plans import filled_database
+from tests.support.threads import beside
 
 ROWS = 40_000
 PARTITIONS = 8
@@ -82,7 +84,6 @@ def skewed(database_server_url: str, _migrated_template: str) -> Iterator[str]:
 
 
 def _view(database: str, condition: str = "true") -> list[tuple[Any, ...]]:
-    """The view's rows as PostgreSQL gives them, sorted."""
     columns = "key, value, vhost, stream, stream_offset, (extract(epoch FROM time) * 1000000)::bigint"
     with psycopg.connect(database) as connection:
         rows = connection.execute(f"SELECT {columns} FROM relatum.relations WHERE {condition}".encode()).fetchall()
@@ -336,25 +337,17 @@ def test_reads_are_exact_while_rows_come_and_go(spark: SparkSession, place: Plac
             if stop.is_set():
                 return
 
-    publisher = threading.Thread(target=publish, name="publisher of the test")
     reads: list[tuple[int, list[int]]] = []
-    with recording(place.amqp, place.engine, place.stream, keys=["n", "old"]):
-        publisher.start()
-        try:
+    with place.recording(keys=["n", "old"]):
+        with beside(publish, stop=stop.set) as publishing:
             wait_until(lambda: recorded() > 1_000, what="the first rows")
             remove_key(place.engine, "old")
-            options = {"batch_rows": 500}
-            pruner = threading.Thread(target=prune, args=(place.amqp, place.engine.url), kwargs=options)
-            pruner.start()
-            for _ in range(20 if is_long else 3):
-                before = recorded()
-                frame = relatum_spark.relationships(spark, database=place.database, partitions=4)
-                reads.append((before, sorted(int(row["value"]) for row in frame.select("value").collect())))
-            pruner.join(90)
-            assert publisher.is_alive(), "rows came all the time"
-        finally:
-            stop.set()
-            publisher.join(90)
+            with beside(partial(prune, place.amqp, place.engine.url, batch_rows=500)):
+                for _ in range(20 if is_long else 3):
+                    before = recorded()
+                    frame = relatum_spark.relationships(spark, database=place.database, partitions=4)
+                    reads.append((before, sorted(int(row["value"]) for row in frame.select("value").collect())))
+            assert not publishing.done(), "rows came all the time"
         place.wait_recorded()
     assert reads[0][0] < reads[-1][0]
     for before, values in reads:

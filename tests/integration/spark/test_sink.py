@@ -15,15 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_relatum import DefaultSource
-from relatum.errors import (
-    BrokerUnavailable,
-    Conflict,
-    HeadersRefused,
-    InvalidInput,
-    InvalidRelationshipKey,
-    PublishOutcomeUnknown,
-    StreamNotFound,
-)
+from relatum import errors
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
@@ -34,6 +26,7 @@ from tests.support.place import Place
 from tests.support.proxy import SLOW_PART, Proxy
 from tests.support.spark import uncommit
 from tests.support.standstill import in_time
+from tests.support.threads import beside
 
 ROWS = 500
 VALUE = StructType().add("value", "binary")
@@ -61,7 +54,6 @@ class Sink:
         return self.write({"value": pa.array(values, pa.binary())}, **options)
 
     def messages(self, stream: str | None = None) -> list[Message]:
-        """All messages of the stream, or of another."""
         with StreamReader.open(self.amqp) as reader:
             return list(reader.iterate(stream or self.stream))
 
@@ -204,14 +196,14 @@ def test_a_task_that_ended_half_way_goes_on_in_its_order(sink: Sink) -> None:
     assert sink.write_bodies(rows(100)) == (100, 0)
     good = rows(ROWS)
     for bad in (good[::-1], good[:50], [b"other", *good[1:]], []):
-        with pytest.raises(Conflict, match="sortWithinPartitions"):
+        with pytest.raises(errors.Conflict, match="sortWithinPartitions"):
             sink.write_bodies(bad)
     assert sink.bodies() == rows(100)
     assert sink.write_bodies(good) == (ROWS - 100, 100)
     assert sink.write_bodies(good) == (0, ROWS)
     for found in (0, 100):
         assert sink.write_bodies(rows(100), epoch=1) == (100 - found, found)
-    with pytest.raises(Conflict, match="rewound"):
+    with pytest.raises(errors.Conflict, match="rewound"):
         sink.write_bodies([*good, b"more"])
     assert sink.bodies() == good + rows(100)
 
@@ -224,7 +216,7 @@ def test_a_line_that_broke_while_publishing(sink: Sink, stream_url: str) -> None
         writer = DefaultSource(given | {"streamUrl": proxy.url(stream_url)}).writer(VALUE, False)
         batch = pa.record_batch({"value": pa.array(values, pa.binary())})
         proxy.mode = "frozen"
-        with in_time(3.0), pytest.raises(BrokerUnavailable):
+        with in_time(3.0), pytest.raises(errors.BrokerUnavailable):
             writer.write(iter([batch]))
         proxy.mode, proxy.bytes_per_s = "pass", SLOW_PART / 0.01
 
@@ -235,11 +227,9 @@ def test_a_line_that_broke_while_publishing(sink: Sink, stream_url: str) -> None
 
         for mode in ("blackhole_replies", "blackhole"):
             there = len(sink.bodies())
-            breaking = threading.Thread(target=break_after, args=[mode, there])
-            breaking.start()
-            with in_time(3.0), pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
+            lost = pytest.raises((errors.PublishOutcomeUnknown, errors.BrokerUnavailable))
+            with beside(break_after, mode, there), in_time(3.0), lost:
                 writer.write(iter([batch]))
-            breaking.join()
             proxy.mode = "pass"
             assert there < len(sink.bodies()) < 5000, mode
     sink.write_bodies(values)
@@ -251,9 +241,9 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(sink: Sink, stream_ur
     with Proxy.to(stream_url) as proxy:
         proxy.accepts = False
         options = sink.options | {"streamUrl": proxy.url(stream_url), "pollTimeoutMs": "90000"}
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(errors.BrokerUnavailable):
             DefaultSource(options).writer(VALUE, False)
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(errors.BrokerUnavailable):
             DefaultSource(options | {"pollTimeoutMs": "300"}).streamWriter(VALUE, False)
         comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
         started = time.monotonic()
@@ -283,11 +273,11 @@ def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) 
     many = {"value": ["v"] * 20_000, "number": ["1"] * 19_999 + ["x"]}
     numbers, ids = {"keyColumns": "number", "database": place.database}, {"keyColumns": "id"}
     bad: list[tuple[dict[str, Any], dict[str, str], type[Exception], tuple[str, str] | None]] = [
-        (many, numbers, InvalidRelationshipKey, ("number", "not_integer")),
-        ({"value": ["a", "b"], "id": ["ok", "bad\0"]}, ids, InvalidRelationshipKey, ("id", "nul_character")),
-        ({"value": ["v", None]}, {}, InvalidInput, None),
-        ({"value": pa.array([b"x" * (2 << 20)], pa.binary())}, {}, InvalidInput, None),
-        ({"value": ["v"], "headers": headers}, {}, HeadersRefused, None),
+        (many, numbers, errors.InvalidRelationshipKey, ("number", "not_integer")),
+        ({"value": ["a", "b"], "id": ["ok", "bad\0"]}, ids, errors.InvalidRelationshipKey, ("id", "nul_character")),
+        ({"value": ["v", None]}, {}, errors.InvalidInput, None),
+        ({"value": pa.array([b"x" * (2 << 20)], pa.binary())}, {}, errors.InvalidInput, None),
+        ({"value": ["v"], "headers": headers}, {}, errors.HeadersRefused, None),
     ]
     for columns, options, error, fields in bad:
         with pytest.raises(error) as caught:
@@ -295,10 +285,14 @@ def test_a_bad_row_is_refused_before_anything_is_sent(sink: Sink, place: Place) 
         assert fields is None or (caught.value.key, caught.value.reason) == fields  # type: ignore[attr-defined]
     assert sink.bodies() == []
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"stream": "relatum-no-such-stream"}, StreamNotFound, "relatum-no-such-stream"),
-        ({"superStream": "no-such-super", "routingKey": "value", "stream": None}, StreamNotFound, "no-such-super"),
-        ({"keyColumns": "nothing"}, InvalidInput, "'nothing'"),
-        (AWAY, BrokerUnavailable, "127.0.0.1:1"),
+        ({"stream": "relatum-no-such-stream"}, errors.StreamNotFound, "relatum-no-such-stream"),
+        (
+            {"superStream": "no-such-super", "routingKey": "value", "stream": None},
+            errors.StreamNotFound,
+            "no-such-super",
+        ),
+        ({"keyColumns": "nothing"}, errors.InvalidInput, "'nothing'"),
+        (AWAY, errors.BrokerUnavailable, "127.0.0.1:1"),
     ]
     for options, error, words in wrong:
         given = {name: value for name, value in (sink.options | options).items() if value is not None}

@@ -24,18 +24,7 @@ from pyspark.sql.types import IntegerType, StructType
 
 import relatum.wire.chunk
 from pyspark_relatum import DefaultSource
-from relatum.errors import (
-    InvalidInput,
-    InvalidRelationshipKey,
-    KeyNotDefined,
-    OffsetExpired,
-    OffsetNotFound,
-    RelatumError,
-    StreamNotFound,
-    StreamUnavailable,
-    Transient,
-    UndecodableMessage,
-)
+from relatum import errors
 from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
@@ -44,7 +33,7 @@ from tests.support._raw_publisher import RawPublisher
 from tests.support._streams import Plain
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.standstill import in_time
+from tests.support.standstill import end_first_scan, in_time
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SCHEMA = (
@@ -63,7 +52,6 @@ class Source:
         self.amqp, self.stream = amqp_url, stream
 
     def put(self, messages: Iterable[Plain], stream: str | None = None) -> None:
-        """Publish messages one by one, each confirmed."""
         publish_plain(self.amqp, stream or self.stream, messages)
 
     def read(self, spark: SparkSession, **options: Any) -> DataFrame:
@@ -106,7 +94,6 @@ def source(amqp_url: str, stream_url: str, stream_name: str) -> Source:
 
 
 def orders(count: int) -> list[tuple[bytes, pika.BasicProperties]]:
-    """Messages with two headers and a `message_id`."""
     headers = [{"order_id": f"o{number}", "n": number % 3} for number in range(count)]
     return [
         (b"body %d" % number, pika.BasicProperties(headers=each, message_id=f"m{number}"))
@@ -202,7 +189,7 @@ def test_columns_can_be_left_out(source: Source) -> None:
     assert [row["offset"] for row in bare] == [0, 1, 2]
     (rows,) = source.parts(includeHeaders="false")
     assert [row["value"] for row in rows] == [b"body 0", b"body 1", b"body 2"]
-    with pytest.raises(InvalidInput, match="includeValue"):
+    with pytest.raises(errors.InvalidInput, match="includeValue"):
         DefaultSource(source.options).reader(StructType().add("a", IntegerType()))
 
 
@@ -215,9 +202,9 @@ def test_a_super_stream_and_a_list(source: Source, layout: Layout) -> None:
     assert Counter(row["stream"] for part in read for row in part) == {names[0]: 10, names[1]: 20}
     assert len(read) >= 6
     assert len(source.offsets(stream=None, streams=",".join(names))) == 30
-    with pytest.raises(StreamNotFound, match="no super stream"):
+    with pytest.raises(errors.StreamNotFound, match="no super stream"):
         source.offsets(stream=None, superStream=layout.super_stream + "-none")
-    with pytest.raises(StreamNotFound, match="superStream"):
+    with pytest.raises(errors.StreamNotFound, match="superStream"):
         source.offsets(stream=layout.super_stream)
 
 
@@ -235,16 +222,16 @@ def test_ranges_of_offsets(source: Source, caplog: pytest.LogCaptureFixture) -> 
     assert between(9, 10) == [9]
     assert between(5, 5) == between(6, 5) == between(10, 10) == between(-1, -1) == []
     missing = unique_name()
-    with pytest.raises(RelatumError, match=missing):
+    with pytest.raises(errors.RelatumError, match=missing):
         source.offsets(stream=missing)
     for beyond, rest in ((source.starting(19), []), (source.ending(19), [*range(10)])):
-        with pytest.raises(OffsetNotFound, match="failOnDataLoss"):
+        with pytest.raises(errors.OffsetNotFound, match="failOnDataLoss"):
             source.offsets(**beyond)
         with caplog.at_level(logging.WARNING, "relatum.spark"):
             assert source.offsets(failOnDataLoss="false", **beyond) == rest
         assert "beyond the end" in caplog.text
         assert "failOnDataLoss" not in caplog.text
-    with pytest.raises(InvalidInput, match="other"):
+    with pytest.raises(errors.InvalidInput, match="other"):
         source.offsets(startingOffsets='{"other": 1}')
 
 
@@ -261,7 +248,7 @@ def test_moments(source: Source) -> None:
         assert source.offsets(**start) == list(range(first, 10))
     assert source.offsets(endingTimestamp=cut) == list(range(first))
     assert source.offsets(startingTimestamp=0, endingTimestamp=4_000_000_000_000) == list(range(10))
-    with pytest.raises(RelatumError, match="startingOffsetsByTimestampStrategy"):
+    with pytest.raises(errors.RelatumError, match="startingOffsetsByTimestampStrategy"):
         source.offsets(startingTimestamp=4_000_000_000_000)
     late = {"startingTimestamp": 4_000_000_000_000, "startingOffsetsByTimestampStrategy": "latest"}
     assert source.offsets(**late) == []
@@ -302,9 +289,9 @@ def test_keys(source: Source, recorded: Place) -> None:
         (rows,) = source.parts(keys="order_id,n", includeHeaders=headers, **of_table)
         assert list(rows[8])[-2:] == ["order_id", "n"]
         assert (rows[8]["order_id"], rows[8]["n"]) == ("o8", "2")
-    with pytest.raises(KeyNotDefined, match="nobody"):
+    with pytest.raises(errors.KeyNotDefined, match="nobody"):
         source.reader(keys="nobody", **of_table)
-    with pytest.raises(InvalidRelationshipKey, match="keyValues"):
+    with pytest.raises(errors.InvalidRelationshipKey, match="keyValues"):
         source.reader(key="n", keyValues="[1.5]", **of_table)
 
 
@@ -330,12 +317,12 @@ def test_a_stream_that_is_deleted_or_declared_again_ends_the_task(source: Source
     reader, lenient = source.reader(), source.reader(failOnDataLoss="false")
     (partition,) = reader.partitions()
     delete_stream(source.amqp, source.stream)
-    with in_time(30), pytest.raises((StreamNotFound, Transient)):
+    with in_time(30), pytest.raises((errors.StreamNotFound, errors.Transient)):
         list(reader.read(partition))
     assert list(lenient.read(partition)) == []
     declare_stream(source.amqp, source.stream)
     source.put(orders(4))
-    with pytest.raises(OffsetNotFound, match="declared again"):
+    with pytest.raises(errors.OffsetNotFound, match="declared again"):
         list(reader.read(partition))
 
 
@@ -345,7 +332,7 @@ def test_what_cannot_be_unpacked_is_no_empty_message(source: Source, recorded: P
         publisher.publish((7, 2, 9, b"compressed"))
     by_key = {"database": recorded.database, "key": "order_id", "keyValues": '["o7"]'}
     for options, offsets in (({}, list(range(30))), ({"includeHeaders": "false"}, list(range(30))), (by_key, [7, 27])):
-        with pytest.raises(UndecodableMessage, match="offset 30") as caught:
+        with pytest.raises(errors.UndecodableMessage, match="offset 30") as caught:
             source.offsets(**options)
         assert (caught.value.stream, caught.value.offset) == (source.stream, 30)
         assert source.offsets(failOnDataLoss="false", **options) == offsets
@@ -362,10 +349,10 @@ def test_the_end_that_a_lagging_node_shows_is_no_loss(
     bounds = StreamBounds(None if last is None else 0, last, is_proven=False)
     monkeypatch.setattr(StreamReader, "bounds", lambda self, stream: bounds)
     for flag in ("true", "false"):
-        with pytest.raises(StreamUnavailable):
+        with pytest.raises(errors.StreamUnavailable):
             list(source.reader(failOnDataLoss=flag).read(longer))
         # A read that is planned now would lack the newest messages without an error.
-        with pytest.raises(StreamUnavailable):
+        with pytest.raises(errors.StreamUnavailable):
             source.reader(failOnDataLoss=flag, pollTimeoutMs=300).partitions()
 
 
@@ -376,28 +363,21 @@ def test_a_message_that_may_only_be_missing_now_is_no_loss(
     options = {"database": recorded.database, "key": "order_id", "keyValues": '["o7"]'}
     reader = source.reader(failOnDataLoss="false", **options)
     by_offset, _ = reader.partitions()
-    unproven = OffsetNotFound("", stream=source.stream, offset=7, last=None, is_proven=False)
+    unproven = errors.OffsetNotFound("", stream=source.stream, offset=7, last=None, is_proven=False)
     monkeypatch.setattr(StreamReader, "read_many", lambda self, ids: iter([unproven]))
-    with pytest.raises(OffsetNotFound):
+    with pytest.raises(errors.OffsetNotFound):
         list(reader.read(by_offset))
 
 
 def test_a_scan_that_a_lagging_node_ends_early_loses_nothing(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is away while a task scans, and back when the task compares the stream's end."""
     source.put(orders(9))
-    scan, scans = StreamReader.batches, []
-
-    def lagging(*given: Any, **options: Any) -> Any:
-        scans.append(given)
-        return (each for each in ()) if len(scans) == 1 else scan(*given, **options)
-
-    monkeypatch.setattr(StreamReader, "batches", lagging)
+    end_first_scan(monkeypatch)
     assert source.offsets() == list(range(9))
 
 
 @pytest.fixture
 def short(fleeting: Place) -> Source:
-    """The source of a stream that keeps about 200 kB."""
     return Source(fleeting.amqp, fleeting.stream_url, fleeting.stream)
 
 
@@ -417,13 +397,13 @@ def test_retention_is_noticed(short: Source, caplog: pytest.LogCaptureFixture) -
     (partition,) = strict.partitions()
     assert wanted(partition) == (stream, 0, 10, None)
     first = overtake(short)
-    with pytest.raises(OffsetExpired) as caught:
+    with pytest.raises(errors.OffsetExpired) as caught:
         list(strict.read(partition))
     assert caught.value.first >= first
     with caplog.at_level(logging.WARNING, "relatum.spark"):
         assert list(lenient.read(partition)) == []
     assert f"offsets 0 to 9 of {stream} are lost" in caplog.text
-    with pytest.raises(OffsetExpired):
+    with pytest.raises(errors.OffsetExpired):
         short.offsets(**short.starting(3))
     found = short.offsets(failOnDataLoss="false", **short.starting(3))
     assert found[0] >= first > 3
@@ -476,9 +456,9 @@ def test_a_frozen_broker_ends_the_task_in_time(source: Source) -> None:
             if is_under_way:
                 next(batches)
             amqp.mode = streams.mode = "frozen"
-            with in_time(2), pytest.raises(Transient):
+            with in_time(2), pytest.raises(errors.Transient):
                 list(batches)
-            with in_time(2), pytest.raises(Transient):
+            with in_time(2), pytest.raises(errors.Transient):
                 source.offsets(pollTimeoutMs=2000, **lines)
             amqp.mode = streams.mode = "pass"
         assert source.offsets(pollTimeoutMs=90_000, **lines) == list(range(300))

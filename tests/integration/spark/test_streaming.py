@@ -17,14 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_relatum import DefaultSource
-from relatum.errors import (
-    BrokerUnavailable,
-    InvalidInput,
-    OffsetExpired,
-    StreamNotFound,
-    StreamReplaced,
-    StreamUnavailable,
-)
+from relatum import errors
 from relatum.reading import StreamBounds, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
@@ -69,7 +62,6 @@ class Run:
         """What is done once a batch was written."""
 
     def start(self, trigger: dict[str, Any], **options: Any) -> StreamingQuery:
-        """Start a query that writes stream, offset and value."""
         stream = self._spark.readStream.format("rabbitmq_streams").options(**(self._options | options)).load()
         writer = stream.select("stream", "offset", "value").writeStream.foreachBatch(self._write)
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
@@ -291,13 +283,13 @@ def test_where_a_query_begins(make: Make, pair: tuple[str, str]) -> None:
     both = {"streams": ",".join(pair)}
     assert make(**both, startingOffsets=f'{{"{first}": 3, "{second}": -1}}').initial() == {first: 3, second: 10}
     assert make(**both, startingOffsets=f'{{"{first}": -2, "{second}": 4}}').initial() == {first: 0, second: 4}
-    with pytest.raises(InvalidInput, match=second):
+    with pytest.raises(errors.InvalidInput, match=second):
         make(**both, startingOffsets=f'{{"{first}": 3}}').initial()
-    with pytest.raises(InvalidInput, match=second):
+    with pytest.raises(errors.InvalidInput, match=second):
         make(stream=first, startingOffsets=f'{{"{first}": 3, "{second}": 4}}').initial()
     assert make(stream=first, startingTimestamp=0).initial() == {first: 0}
     ahead = {"stream": first, "startingTimestamp": 4_000_000_000_000}
-    with pytest.raises(InvalidInput, match="startingOffsetsByTimestampStrategy"):
+    with pytest.raises(errors.InvalidInput, match="startingOffsetsByTimestampStrategy"):
         make(**ahead).initial()
     assert make(**ahead, startingOffsetsByTimestampStrategy="latest").initial() == {first: 10}
     planner = make(stream=first)
@@ -314,7 +306,7 @@ def test_a_deleted_stream_is_waited_for_and_then_left_out_on_request(
     first, second = pair
     start, both = {first: 5, second: 5}, ",".join(pair)
     delete_stream(amqp_url, second)
-    with pytest.raises(StreamNotFound, match=second):
+    with pytest.raises(errors.StreamNotFound, match=second):
         make(streams=both).latest(start)
     planner = make(streams=both, failOnDataLoss="false")
     planner.freeze()
@@ -347,7 +339,7 @@ def test_a_stream_declared_again_begins_with_its_first_message(make: Make, place
     for (strict, lenient), count in ((late, 3), (early, 15)):
         publish_plain(place.amqp, stream, [b"x"] * (count - messages))
         messages = count
-        with pytest.raises(StreamReplaced, match=stream):
+        with pytest.raises(errors.StreamReplaced, match=stream):
             strict.latest({stream: 10})
         assert lenient.latest({stream: 10}) == {stream: 0}
         assert lenient.slices({stream: 10}, {stream: 0}) == []
@@ -364,22 +356,22 @@ def test_what_a_lagging_node_shows_is_no_replaced_stream(
     with monkeypatch.context() as lagging:
         bounds = StreamBounds(None if last is None else 0, last, is_proven=False)
         lagging.setattr(StreamReader, "bounds", lambda self, stream: bounds)
-        with nullcontext() if last is None else pytest.raises(StreamUnavailable):
+        with nullcontext() if last is None else pytest.raises(errors.StreamUnavailable):
             assert planner.latest({stream: 10}) == {stream: 10}
     assert planner.latest({stream: 10}) == {stream: 10}
 
 
 def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
     """Not a query that reads nothing forever. A broker is asked for pollTimeoutMs; its error names no credentials."""
-    with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
+    with pytest.raises(errors.StreamNotFound, match="super stream 'relatum-test-none'"):
         make(superStream="relatum-test-none").initial()
-    with pytest.raises(StreamNotFound, match="'relatum-test-none'"):
+    with pytest.raises(errors.StreamNotFound, match="'relatum-test-none'"):
         make(stream="relatum-test-none").initial()
-    with pytest.raises(StreamNotFound, match="superStream"):
+    with pytest.raises(errors.StreamNotFound, match="superStream"):
         make(stream=layout.super_stream).initial()
     away = "amqp://guest:secret@127.0.0.1:1/"
     planner = make(broker=away, streamUrl="rabbitmq-stream://guest:secret@127.0.0.1:1/", stream="s", pollTimeoutMs=300)
-    with pytest.raises(BrokerUnavailable) as raised:
+    with pytest.raises(errors.BrokerUnavailable) as raised:
         planner.initial()
     assert "secret" not in str(raised.value)
 
@@ -387,7 +379,7 @@ def test_what_is_not_there_is_an_error(make: Make, layout: Layout) -> None:
 def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str, short_stream: str) -> None:
     """What was dropped before it was read is an error with the first offset available, or is passed over."""
     publish_plain(amqp_url, short_stream, [b"%-10000d" % number for number in range(200)])
-    with pytest.raises(OffsetExpired) as expired:
+    with pytest.raises(errors.OffsetExpired) as expired:
         wait_until(lambda: make(stream=short_stream).latest({short_stream: 1}) is None, what="retention")
     planner = make(stream=short_stream, failOnDataLoss="false")
     read = planner.read({short_stream: 1}, planner.latest({short_stream: 1}))
