@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from relatum.common.waiting import Threads, in_thread, within
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
-from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, SharedReader
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress, StreamReader
 from relatum.store.catalog import KEYS_IN_FORCE, mask_secret
 from relatum.store.database import Database
 from relatum_consumer import AsyncRelations
@@ -105,7 +105,7 @@ class Servers:
     """Checks both servers by connections of its own, so that a busy page does not look like an unavailable server."""
 
     def __init__(self, broker: str | Broker, database: str) -> None:
-        self._reader = SharedReader(broker, timeout_s=ANSWER_S, broker_connections_max=2)
+        self._reader = StreamReader.lazy(broker, timeout_s=ANSWER_S, broker_connections_max=2)
         self._database = Database(database, connections_max=1)
         self._threads = Threads(2, "relatum-servers")
         address = BrokerAddress.of(broker)
@@ -130,9 +130,8 @@ class Servers:
         self._database.close()
 
     def _reach_broker(self) -> None:
-        reader = self._reader.get()
-        self.broker.cluster_name = reader.cluster_name or ""
-        reader.missing([_ANY_STREAM])
+        self._reader.missing([_ANY_STREAM])
+        self.broker.cluster_name = self._reader.cluster_name or ""
 
 
 # --- the site ---------------------------------------------------------------------------------------------
