@@ -237,7 +237,7 @@ QUESTIONS: Final = (
 )
 
 
-def describe(message: Message, stream: str) -> str:
+def _describe(message: Message, stream: str) -> str:
     row = json.loads(message.body)
     if stream == PLANES:
         return f"{row['manufacturer']} {row['model']}"
@@ -247,12 +247,13 @@ def describe(message: Message, stream: str) -> str:
 
 
 class TimedAnswer(NamedTuple):
-    """The answer to a question, and the seconds that Relatum and the scan took."""
+    """A question, the id and the text of its answer, and the time that Relatum and the scan took."""
 
-    question: Question
-    answer: Message
-    relatum_s: float
-    scan_s: float
+    question: str
+    answer: str
+    relatum_ms: float
+    scan_ms: float
+    text: str
 
 
 class Difference(NamedTuple):
@@ -299,11 +300,11 @@ class Asking:
             messages = self._reader.iterate(stream, "first")
             rows = (Row(each.properties.message_id or "", each.headers, each.body) for each in messages)
             scanned = question.answer_among(row, rows)
-            scan_s = time.perf_counter() - began
+            times_ms = relatum_s * 1e3, (time.perf_counter() - began) * 1e3
             self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
-            if answer.first is not None:
-                yield TimedAnswer(question, answer.first, relatum_s, scan_s)
+            if found := answer.first:
+                yield TimedAnswer(question.words, str(found.id), *times_ms, _describe(found, question.stream))
 
     def check(self, count: int, seed: int) -> int:
         """Ask up to `count` questions about random flights; return their number."""
