@@ -18,7 +18,7 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Broker, Message, StreamReader
 from relatum.recording import Recorder
-from relatum_cli.demo_flights import REPEATS, Asking, Data, Servers, TimedAnswer, describe, load, publish_and_record
+from relatum_cli.demo_flights import REPEATS, Asking, Data, Servers, TimedAnswer, load, publish_and_record
 from relatum_cli.exits import ExitCode
 from relatum_cli.options import Json, Port, ServerOptions, option, print_exports
 from relatum_cli.servers import serve
@@ -90,10 +90,9 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Itera
     if given.broker_url or given.database:
         yield Servers(given.broker, given.database_url, prefix)
         return
-    with ExitStack() as stack:
-        where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
+    with TemporaryDirectory(prefix="relatum-demo-") as temporary, ExitStack() as stack:
         # Temporary data need not survive a power loss.
-        local = LocalServers(where, durable=directory is not None)
+        local = LocalServers(directory or temporary, durable=directory is not None)
         with _activity("Starting a private RabbitMQ and a private PostgreSQL"):
             stack.enter_context(local)
         broker = Broker(local.broker_url, stream_url=local.stream_url)
@@ -138,15 +137,7 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
         "publish_s": publish_s,
         "recorded_after_s": recorded_s,
         "flight": str(flight.id),
-        "questions": [
-            {
-                "question": each.question.words,
-                "answer": str(each.answer.id),
-                "relatum_ms": each.relatum_s * 1e3,
-                "scan_ms": each.scan_s * 1e3,
-            }
-            for each in timed
-        ],
+        "questions": [{name: value for name, value in each._asdict().items() if name != "text"} for each in timed],
         "checked": checks,
         "differences": [each._asdict() for each in differences],
     }
@@ -171,8 +162,8 @@ def _print_answers(flight: Message, timed: Sequence[TimedAnswer]) -> None:
     )
     console.print(f"{'Relatum':>69}{'scanning':>10}", style="dim")
     for each in timed:
-        times = f"{_milliseconds(each.relatum_s):>10}{_milliseconds(each.scan_s):>10}"
-        console.print(f"{each.question.words:28}{describe(each.answer, each.question.stream):31}{times}")
+        times = f"{_milliseconds(each.relatum_ms):>10}{_milliseconds(each.scan_ms):>10}"
+        console.print(f"{each.question:28}{each.text:31}{times}")
     _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
 
 
@@ -184,8 +175,8 @@ def _say(label: str, text: str) -> None:
         console.print()
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+def _milliseconds(number: float) -> str:
+    return f"{number:,.1f} ms" if number < 100 else f"{number:,.0f} ms"
 
 
 def _check_page(port: int) -> None:

@@ -9,10 +9,12 @@ import io
 import json
 import random
 import time
+import timeit
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice, product, takewhile
 from pathlib import Path
@@ -91,8 +93,8 @@ def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
 def _rows(source: Path, stream: str) -> list[Row]:
     rows = []
     for texts in csv.DictReader(io.StringIO(_read(source, stream))):
-        columns = {name: _value(name, text) for name, text in texts.items()}
-        rows.append((_headers(columns), json.dumps(columns).encode()))
+        present = {name: text if name in _TEXTS else json.loads(text) for name, text in texts.items() if text != "NA"}
+        rows.append((_headers(present), json.dumps(dict.fromkeys(texts) | present).encode()))
     # Sorting is stable: flights with the same time, and planes, which have no time, stay in the order of the file.
     rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
     return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
@@ -107,19 +109,11 @@ def _read(source: Path, stream: str) -> str:
     return (source / f"{stream}.csv").read_text()
 
 
-def _value(name: str, text: str) -> str | int | float | None:
-    if text == "NA":
-        return None
-    if name in _TEXTS:
-        return text
-    return int(text) if text.lstrip("-").isdigit() else float(text)
-
-
 def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
     # A column without a value makes no header, so that the message has no value of the key.
-    headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if columns.get(name) is not None}
+    headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if name in columns}
     if "time_hour" in columns:
-        minutes = columns.get("minute", 0) + (columns.get("dep_delay") or 0)
+        minutes = columns.get("minute", 0) + columns.get("dep_delay", 0)
         hour = datetime.fromisoformat(columns["time_hour"])
         headers["relatum_time"] = (int(hour.timestamp()) + 60 * minutes) * 1_000_000
     return headers
@@ -243,7 +237,7 @@ QUESTIONS: Final = (
 )
 
 
-def describe(message: Message, stream: str) -> str:
+def _describe(message: Message, stream: str) -> str:
     row = json.loads(message.body)
     if stream == PLANES:
         return f"{row['manufacturer']} {row['model']}"
@@ -253,12 +247,13 @@ def describe(message: Message, stream: str) -> str:
 
 
 class TimedAnswer(NamedTuple):
-    """The answer to a question, and the seconds that Relatum and the scan took."""
+    """A question, the id and the text of its answer, and the time that Relatum and the scan took."""
 
-    question: Question
-    answer: Message
-    relatum_s: float
-    scan_s: float
+    question: str
+    answer: str
+    relatum_ms: float
+    scan_ms: float
+    text: str
 
 
 class Difference(NamedTuple):
@@ -299,20 +294,17 @@ class Asking:
         flight = self.flight(row)
         for question in QUESTIONS:
             stream = self._servers.stream(question.stream)
-            durations_s = []
-            for _ in range(REPEATS):
-                began = time.perf_counter()
-                answer = question.ask(self._relations, flight, stream)
-                durations_s.append(time.perf_counter() - began)
+            ask = partial(question.ask, self._relations, flight, stream)
+            relatum_s, answer = median(timeit.repeat(ask, number=1, repeat=REPEATS)), ask()
             began = time.perf_counter()
             messages = self._reader.iterate(stream, "first")
             rows = (Row(each.properties.message_id or "", each.headers, each.body) for each in messages)
             scanned = question.answer_among(row, rows)
-            scan_s = time.perf_counter() - began
+            times_ms = relatum_s * 1e3, (time.perf_counter() - began) * 1e3
             self._check(question, row, _found(answer))
             self._check(question, row, scanned, by="scanning")
-            if answer.first is not None:
-                yield TimedAnswer(question, answer.first, median(durations_s), scan_s)
+            if found := answer.first:
+                yield TimedAnswer(question.words, str(found.id), *times_ms, _describe(found, question.stream))
 
     def check(self, count: int, seed: int) -> int:
         """Ask up to `count` questions about random flights; return their number."""

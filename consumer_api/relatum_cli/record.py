@@ -99,7 +99,7 @@ def backfill(
                 else:
                     failed.append(error)
     columns = {each: each for each in ("stream", "messages", "rows")} | {"seconds": "{0.seconds:.1f}".format}
-    show(reports, columns, as_json=given.as_json, empty=NOTHING_RECORDED)
+    show(reports, columns, as_json=given.as_json, empty="" if targets else NOTHING_RECORDED)
     for each in failed[1:]:
         note(str(each))
     if failed:

@@ -55,6 +55,7 @@ def test_both_answer_and_listen_on_loopback_alone(private_servers: LocalServers)
     names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in private_servers.rabbitmq.pids]
     assert any(name.startswith("beam") for name in names)
     assert "epmd" not in names  # as a daemon it would outlive us and be shared with other nodes
+    assert [len(private_servers.rabbitmq.last_lines(count).splitlines()) for count in (0, 1, 2)] == [0, 1, 2]
     without = private_servers.database_url.replace(private_servers.postgresql._identity.password, "guess")
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(without)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -114,7 +115,7 @@ class LocalServer(ABC):
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join([line for line in lines if line.strip()][-count:])
+        return "\n".join(deque(filter(str.strip, lines), maxlen=count))
 
     def start(self) -> None:
         """Start the server, and wait until it answers. No effect if it is running.
@@ -294,9 +295,7 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
     with ExitStack() as claims:
         for offset in set(offsets):
             claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0relatum port {port + offset}")
-            with socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
-                listener.bind(("127.0.0.1", port + offset))
+            socket.create_server(("127.0.0.1", port + offset)).close()  # reuses ports of lingering connections
         return claims.pop_all()
 
 
