@@ -177,25 +177,21 @@ class Site:
         )
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
-        self._reader: AsyncStreamReader | None = None
-        self._opening = asyncio.Lock()
         self._threads = Threads(_THREADS, "relatum-web-calls")
         self._cache: dict[Any, _CacheEntry] = {}
 
     async def close(self) -> None:
         await self.servers.close()
         await self.relations.close()
-        if self._reader is not None:
-            await self._reader.close()
+        if "reader" in self._cache and (reader := self._cache["reader"].value):
+            await reader.close()
         self._threads.shutdown()
         self.database.close()
 
     async def reader(self) -> AsyncStreamReader:
         """Return the stream reader, which the first call opens."""
-        async with self._opening:
-            if self._reader is None:
-                self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
-            return self._reader
+        load = partial(AsyncStreamReader.open, self.options.broker, timeout_s=self.options.timeout_s)
+        return await self.cached("reader", math.inf, load)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and apply their masking from now on."""
