@@ -37,9 +37,7 @@ CONTROL_THREADS: Final = 4
 
 
 def _called(
-    method: Callable[Concatenate[Relations, _Arguments], _Result],
-    *,
-    is_limited: bool = True,
+    method: Callable[Concatenate[Relations, _Arguments], _Result], *, is_limited: bool = True
 ) -> Callable[Concatenate["AsyncRelations", _Arguments], Coroutine[Any, Any, _Result]]:
     """Wrap a method of `Relations` to run in a thread, within `timeout_s` if it `is_limited`. Same docstring."""
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum import Broker, errors
+from relatum.common.waiting import within
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import prune
@@ -26,6 +27,7 @@ from tests.support.groups import group_id, ids, of_group, shuffled, whole_group
 from tests.support.leases import let_lapse
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.standstill import in_time
 
 KEYS = [GROUP_KEY]
 
@@ -264,6 +266,16 @@ def test_a_lapsed_lease_gives_the_group_to_another(place: Place, relations: Rela
         with pytest.raises(errors.ClaimLost):
             first.acknowledge()
     assert states(place) == {1: "done"}
+
+
+def test_an_acknowledgement_ends_with_its_call(place: Place, relations: Relations) -> None:
+    """It is not repeated after the deadline of the call that it is part of."""
+    place.put_recorded(*whole_group(1, 2))
+    with relations.groups(place.stream, consumer=GroupConsumer("billing", lease_s=60)) as groups:
+        group = next(groups)
+        with in_time(1.0), within(0.0), pytest.raises(errors.DatabaseUnavailable):
+            group.acknowledge()
+        group.acknowledge()
 
 
 def test_a_member_gets_back_what_it_had(place: Place) -> None:

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Annotated, Any, Final
 
-from relatum.common.waiting import pause
+from relatum.common.waiting import has_passed, pause
 from relatum.errors import AccessRefused, ClaimLost, ConfigurationError, DatabaseUnavailable, NotAStream, StreamNotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.store.coverage import Range
@@ -269,7 +269,7 @@ class Claims:
                 is_done = self.end(claim, "done")
                 break
             except DatabaseUnavailable:
-                if self.is_closed or time.monotonic() > until:
+                if self.is_closed or has_passed() or time.monotonic() > until:
                     raise
             pause(ACKNOWLEDGE_PAUSE_S)
         if not is_done:

@@ -6,9 +6,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from relatum import metrics
 from relatum.common.closing import Closing, PeriodicThread
@@ -344,7 +344,7 @@ class AsyncSharedGroup(Group):
         await self._call(self._group.acknowledge)
 
 
-class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup], AbstractAsyncContextManager["AsyncSharedGroups"]):
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     """Like `SharedGroups`: the groups of one member. Iterate in one task; cancelling it loses no group."""
 
     def __init__(
@@ -376,6 +376,9 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup], AbstractAsyncContextMan
     async def aclose(self) -> None:
         """End the iteration, and release unacknowledged groups: other members can claim them immediately."""
         await self._end(self._shared.close)
+
+    async def __aenter__(self) -> Self:
+        return self
 
     async def __aexit__(self, *_error: object) -> None:
         await self.aclose()

@@ -254,8 +254,7 @@ def answered(
 
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Answer) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
-    # A stream that has been recorded for less than a second may be unknown to the catalog.
-    streams = tuple(sorted({*catalog.recorded(names), *(message.stream for message in found)}))
+    streams = catalog.recorded(names, (message.stream for message in found))
     unreadable = union_of(found.unreadable_streams, catalog.unreadable_streams(names))
     status = Status.UNPROVEN if found.unread or unreadable else Status.FOUND
     return replace(found, status=status, streams=streams, unreadable_streams=unreadable)

@@ -297,13 +297,16 @@ class Catalog:
         self._unusable = self._unusable | new
         return bool(new)
 
-    def recorded(self, names: Sequence[str] | None) -> tuple[str, ...]:
-        """Return the names of the recorded streams to search, in order, without a statement."""
+    def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the names of the recorded streams to search, and of the `found_in`, in order, without a statement."""
         snapshot = self._snapshot or self._current()
         if names is None:
             left_out = self.left_out()
-            return tuple(each for each in snapshot.streams if each not in left_out)
-        return tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
+            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
+        else:
+            streams = tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
+        more = {stream for stream in found_in if stream not in snapshot.by_name}
+        return tuple(sorted((*streams, *more))) if more else streams
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
         """Raise `NothingRecorded`, or the broker's error if the broker is unavailable."""

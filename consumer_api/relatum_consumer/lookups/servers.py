@@ -30,9 +30,7 @@ _Result = TypeVar("_Result")
 _logger: Final = logging.getLogger("relatum.lookups")
 
 
-def _logged(
-    subject_of: Callable[..., str],
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def _logged(subject_of: Callable[..., str]) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Log a request at level DEBUG: the method's name, the subject, the number of rows returned, milliseconds."""
 
     def decorate(request: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
