@@ -270,14 +270,13 @@ class Interception:
         if recorder is not None and not _embedded.release(self, recorder):
             # Other connections use the recorder.
             recorder = None
-        closers = [resource.close for resource in (recorder, locator) if resource is not None]
 
         def close() -> None:
-            for closer in closers:
-                closer()
+            for resource in (recorder, locator):
+                if resource is not None:
+                    resource.close()
 
-        if closers:
-            close_within(close, RELEASE_S, name="relatum-release")
+        close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
             self.counts.left = recorder.left()
             _embedded.warn_of_unrecorded("relatum.release(…)", self.counts.left)
