@@ -317,6 +317,7 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
 def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., Any], replaced: Any) -> Any:
     """Return a method that `inspect`, decorators and weak references take for the original one."""
     wrapped = original()
+    replacement: Any
     if isinstance(wrapped, MethodType):
         replacement = update_wrapper(_Replacement(function, original), wrapped.__func__)
         imitation: Any = MethodType(replacement, owner)
