@@ -119,8 +119,8 @@ def release(connection: Any) -> None:
     for channel in _channels(connection):
         uninstall(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
-        underlay = channel._channel.channel if channel._channel is not None else None
-        if underlay is not None:
+        if channel._channel is not None:
+            underlay = channel._channel.channel
             uninstall(underlay, "basic_publish")
             vars(underlay).pop(ATTRIBUTE, None)
     uninstall(connection, "channel")

@@ -309,7 +309,11 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
     replaced = vars(owner).get(name)
 
     def original() -> Any:
-        return getattr(type(owner), name).__get__(owner) if replaced is None else replaced
+        if replaced is not None:
+            return replaced
+        # A test may replace the class's method by an object that is no function.
+        found = getattr(type(owner), name)
+        return found.__get__(owner) if hasattr(found, "__get__") else found
 
     setattr(owner, name, _imitation(owner, original, function, replaced))
 
