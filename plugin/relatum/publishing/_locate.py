@@ -6,13 +6,12 @@ A publish does not use this module's queries. The first wait or `settle` opens c
 import logging
 import math
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -190,8 +189,7 @@ class Locator:
         self._warnings: set[tuple[str, str]] = set()
         self._reader = SharedReader(address, timeout_s=_CONNECT_S)
         self._is_closed = False
-        # The reference is weak: a connection dropped without `release` is freed without a run of the garbage collector.
-        self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
+        self.waits: SharedWait[PlaceSearch, bool] = SharedWait(self._poll, first_s=0)
 
     def close(self) -> None:
         """Close the reader and the database. A search that is still running then opens a reader for each read."""
