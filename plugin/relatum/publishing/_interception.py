@@ -306,7 +306,11 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
     `original()` returns the method to call: its class may be instrumented later.
     """
-    replaced = vars(owner).get(name)
+    setattr(owner, name, _imitation(owner, name, function, vars(owner).get(name)))
+
+
+def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: Any) -> Any:
+    """Return a method that `inspect`, decorators and weak references take for the original one."""
 
     def original() -> Any:
         if replaced is not None:
@@ -315,11 +319,6 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
         found = getattr(type(owner), name)
         return found.__get__(owner) if hasattr(found, "__get__") else found
 
-    setattr(owner, name, _imitation(owner, original, function, replaced))
-
-
-def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., Any], replaced: Any) -> Any:
-    """Return a method that `inspect`, decorators and weak references take for the original one."""
     wrapped = original()
     replacement: Any
     if isinstance(wrapped, MethodType):
@@ -330,7 +329,7 @@ def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., 
         # OpenTelemetry's instrumentation of pika sets and restores this attribute. The method stays intercepted then.
         bare = getattr(wrapped, "_original_function", None)
         if bare is not None:
-            replacement._original_function = _imitation(owner, lambda: bare, function, bare)
+            replacement._original_function = _imitation(owner, name, function, bare)
     replacement.replaced = replaced
     return imitation
 
