@@ -76,10 +76,22 @@ def test_what_is_derived_or_copied_goes_on(connection: BlockingConnection, queue
         assert method.__name__ == "basic_publish"
 
 
-def test_arguments_of_a_channel_that_takes_more_are_passed_on(connection: BlockingConnection, queue: Queue) -> None:
-    """A method that takes more than pika's, such as a subclass's or another wrapper's, gets it all."""
-    channel, seen = connection.channel(), []
-    channel.basic_publish = lambda *args, **options: seen.append((*args[4:], options))
+class Seen(list[Any]):
+    """A method that takes more than pika's, and notes what is beyond pika's four first arguments."""
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        self.append((*args[4:], options))
+
+
+@pytest.mark.parametrize("is_of_class", [False, True])
+def test_arguments_of_a_channel_that_takes_more_are_passed_on(
+    connection: BlockingConnection, queue: Queue, monkeypatch: pytest.MonkeyPatch, is_of_class: bool
+) -> None:
+    """A method that takes more than pika's, such as another wrapper's, gets it all; the class's may come later."""
+    channel, seen = connection.channel(), Seen()
+    if is_of_class:
+        relatum.intercept(connection)
+    monkeypatch.setattr(BlockingChannel if is_of_class else channel, "basic_publish", seen)
     relatum.intercept(connection)
     channel.basic_publish("", queue.name, b"", tenant="a")
     channel.basic_publish("", queue.name, b"", None, True, "b")

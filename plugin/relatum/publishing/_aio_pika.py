@@ -7,9 +7,7 @@ exchanges, including restored ones and the default one. Instrumentation of `Exch
 
 import asyncio
 import copy
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from time import monotonic, time
 from typing import Any, Final
 
@@ -37,7 +35,7 @@ NAME: Final = "aio-pika"
 
 class _Publisher:
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        self._underlay = weakref.proxy(underlay)
+        self._underlay = underlay
         self.interception = interception
         frame_bytes_max = underlay.connection.connection_tune.frame_max
         self._stamper = interception.stamper(frame_bytes_max, read_property=_read_property)
@@ -119,8 +117,8 @@ def release(connection: Any) -> None:
     for channel in _channels(connection):
         uninstall(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
-        underlay = channel._channel.channel if channel._channel is not None else None
-        if underlay is not None:
+        if channel._channel is not None:
+            underlay = channel._channel.channel
             uninstall(underlay, "basic_publish")
             vars(underlay).pop(ATTRIBUTE, None)
     uninstall(connection, "channel")
@@ -201,8 +199,8 @@ class OwnProperties(Basic.Properties):
     delivery_tag: int | None = None
 
     def marshal(self) -> bytes:
-        # Another wrapper may have copied it, or keep it longer than its channel lives.
-        with suppress(AttributeError, ReferenceError):
+        # Another wrapper may have copied the properties.
+        if self.channel is not None:
             self.delivery_tag = self.channel.delivery_tag
         return super().marshal()
 

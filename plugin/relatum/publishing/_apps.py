@@ -76,7 +76,7 @@ class ProcessInterceptions:
                 self._interception = Interception(self.options, address, self._client)
             interception = self._interception
         if interception is None or not self.active:
-            self._release_interception()  # It was created while `release` ran.
+            self.release()  # It may have been created while `release` ran.
             return None
         # FastStream publishes in an event loop.
         interception.await_agreement(may_wait=self._client != "faststream")
@@ -96,14 +96,10 @@ class ProcessInterceptions:
         self.active = False
         with self.lock:
             connections, self._connections = list(self._connections.items()), WeakKeyDictionary()
+            interception, self._interception = self._interception, None
         for connection, client in connections:
             if hasattr(connection, ATTRIBUTE):
                 client.release(connection)
-        self._release_interception()
-
-    def _release_interception(self) -> None:
-        with self.lock:
-            interception, self._interception = self._interception, None
         if interception is not None:
             interception.release()
 

@@ -270,14 +270,13 @@ class Interception:
         if recorder is not None and not _embedded.release(self, recorder):
             # Other connections use the recorder.
             recorder = None
-        closers = [resource.close for resource in (recorder, locator) if resource is not None]
 
         def close() -> None:
-            for closer in closers:
-                closer()
+            for resource in (recorder, locator):
+                if resource is not None:
+                    resource.close()
 
-        if closers:
-            close_within(close, RELEASE_S, name="relatum-release")
+        close_within(close, RELEASE_S, name="relatum-release")
         if recorder is not None:
             self.counts.left = recorder.left()
             _embedded.warn_of_unrecorded("relatum.release(…)", self.counts.left)
@@ -307,17 +306,21 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
     `original()` returns the method to call: its class may be instrumented later.
     """
-    replaced = vars(owner).get(name)
+    setattr(owner, name, _imitation(owner, name, function, vars(owner).get(name)))
+
+
+def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: Any) -> Any:
+    """Return a method that `inspect`, decorators and weak references take for the original one."""
 
     def original() -> Any:
-        return getattr(type(owner), name).__get__(owner) if replaced is None else replaced
+        if replaced is not None:
+            return replaced
+        # A test may replace the class's method by an object that is no function.
+        found = getattr(type(owner), name)
+        return found.__get__(owner) if hasattr(found, "__get__") else found
 
-    setattr(owner, name, _imitation(owner, original, function, replaced))
-
-
-def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., Any], replaced: Any) -> Any:
-    """Return a method that `inspect`, decorators and weak references take for the original one."""
     wrapped = original()
+    replacement: Any
     if isinstance(wrapped, MethodType):
         replacement = update_wrapper(_Replacement(function, original), wrapped.__func__)
         imitation: Any = MethodType(replacement, owner)
@@ -326,7 +329,7 @@ def _imitation(owner: Any, original: Callable[[], Any], function: Callable[..., 
         # OpenTelemetry's instrumentation of pika sets and restores this attribute. The method stays intercepted then.
         bare = getattr(wrapped, "_original_function", None)
         if bare is not None:
-            replacement._original_function = _imitation(owner, lambda: bare, function, bare)
+            replacement._original_function = _imitation(owner, name, function, bare)
     replacement.replaced = replaced
     return imitation
 

@@ -6,13 +6,12 @@ A publish does not use this module's queries. The first wait or `settle` opens c
 import logging
 import math
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -93,7 +92,7 @@ class SentMessage:
     """When the message was passed to the client, by this machine's clock. `monotonic_s` is the same moment."""
     monotonic_s: float
     copies: frozenset[str]
-    """The routing keys in the headers CC and BCC that can be names of queues."""
+    """The routing keys in the headers CC and BCC."""
 
     @classmethod
     def of(
@@ -119,7 +118,7 @@ class SentMessage:
         receipt = request if isinstance(request, str) else message_id if request is True else None
         time_us = headers.get(TIME_HEADER)
         lists = [keys for name in ("CC", "BCC") if isinstance(keys := headers.get(name), list | tuple)]
-        copies = frozenset(key for keys in lists for key in keys if _is_queue_name(key))
+        copies = frozenset(_text(key) for keys in lists for key in keys)
         return cls(_text(exchange), _text(routing_key), message_id, receipt, time_us, content, at, sent_s, copies)
 
     def is_in(self, message: Message) -> bool:
@@ -190,8 +189,7 @@ class Locator:
         self._warnings: set[tuple[str, str]] = set()
         self._reader = StreamReader.lazy(address, timeout_s=_CONNECT_S)
         self._is_closed = False
-        # The reference is weak: a connection dropped without `release` is freed without a run of the garbage collector.
-        self.waits: SharedWait[PlaceSearch, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
+        self.waits: SharedWait[PlaceSearch, bool] = SharedWait(self._poll, first_s=0)
 
     def close(self) -> None:
         """Close the reader and the database. A search that is still running then opens a reader for each read."""
@@ -211,7 +209,8 @@ class Locator:
                 where = self.destinations(sent)
                 if sent.exchange == "" and where.streams:
                     with self.reader() as reader:
-                        names = [name for name in where.streams | sent.copies if reader.routes("", name) != []]
+                        queues = where.streams.union(filter(_is_queue_name, sent.copies))
+                        names = [name for name in queues if reader.routes("", name) != []]
                     if not names:
                         text = "%r is not a stream, so receipts of messages published to it have no places"
                         self._warn_once(text, sent.routing_key)
@@ -324,9 +323,8 @@ class Locator:
         return Outcomes(self._database)
 
 
-def _is_queue_name(key: Any) -> bool:
-    is_text = isinstance(key, str) and is_clean(key) and not key.startswith(RESERVED_PREFIX)
-    return is_text and 1 <= len(key.encode()) <= NAME_BYTES_MAX
+def _is_queue_name(key: str) -> bool:
+    return is_clean(key) and not key.startswith(RESERVED_PREFIX) and 1 <= len(key.encode()) <= NAME_BYTES_MAX
 
 
 def _text(given: Any) -> str:

@@ -280,8 +280,8 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
     def encode(self) -> list[bytes]:
         """Return the same bytes as pika's method, which encodes unusual properties."""
         message_id, content_type = self.message_id, self.content_type
-        is_own_id = type(message_id) is str and len(message_id) == _ID_LENGTH and message_id.isascii()
-        if not is_own_id or _unusual(self) != _NONE or not (content_type is None or type(content_type) is str):
+        is_usual = _unusual(self) == _NONE and (content_type is None or type(content_type) is str)
+        if not is_usual or type(message_id) is not str or len(message_id) != _ID_LENGTH or not message_id.isascii():
             return BasicProperties.encode(self)  # type: ignore[no-any-return]
         flags = self.FLAG_MESSAGE_ID
         pieces: list[bytes] = []

@@ -208,19 +208,16 @@ class _Settlement:
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
     ) -> None:
-        if isinstance(unsettled.locator, ConfigurationError):
-            raise unsettled.locator
-        now = time.monotonic()
+        locator, final_at, now = unsettled.locator, unsettled.final_at, time.monotonic()
+        if isinstance(locator, ConfigurationError):
+            raise locator
         if timeout_s is None:
-            final = unsettled.final_at
-            timeout_s = WAIT_S if final is None else max(WAIT_S, final + 5 - now)
-        self._sent, self._locator, self._final_at = unsettled.sent, unsettled.locator, unsettled.final_at
+            timeout_s = WAIT_S if final_at is None else max(WAIT_S, final_at + 5 - now)
+        self._sent, self._locator, self._final_at, self._again = unsettled.sent, locator, final_at, again
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
-        streams = checked_names("streams", streams)
         self._began, self._deadline = now, now + timeout_s
-        self._again = again
-        self._searches = {name: _StreamSearch(self._sent, name) for name in streams}
-        self._is_exact = bool(streams)
+        self._searches = {name: _StreamSearch(self._sent, name) for name in checked_names("streams", streams)}
+        self._is_exact = bool(self._searches)
         self._pauses = backoff(_POLL_S)
         self._has_broker_answered = False
 
