@@ -189,14 +189,15 @@ class RecorderGroup:
     # --- in the loop --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if not self.stopping.is_set():
-            self.membership.begin()
-            self._upkeep.begin()
+        self.membership.begin()
+        self._upkeep.begin()
 
     def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> RepeatedTask:
         """Repeat a call until the end; see `ComponentLoop.repeat`."""
         duty = self.loop.repeat(call, what, self.outages)
         self._duties.append(duty)
+        if self.stopping.is_set():
+            duty.cancel()
         return duty
 
     def stream_of(self, stream: str, following: int) -> StreamRecording | None:
@@ -261,7 +262,6 @@ class RecorderGroup:
         self.loop.call(self._cancel)
 
     def _cancel(self) -> None:
-        self.membership.duty = None
         for duty in self._duties:
             duty.cancel()
 
