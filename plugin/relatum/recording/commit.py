@@ -133,7 +133,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     Never waits for other writers' locks. Therefore the caller updates the counters of skipped values: each is one row,
     so the first transaction that updates it blocks all others that do, until it ends.
     """
-    copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
+    copy_rows(connection, chain.from_iterable(batch.lines for batch, _ in batches))
     blocks: list[str] = []
     receipts: list[str] = []
     highest: list[int | None] = []
