@@ -183,14 +183,11 @@ class RecorderGroup:
         if not self._has_begun:
             self._has_begun = True
             self.loop.start()
-            self.loop.call(self._begin)
+            self.loop.call(self.membership.begin)
+            self.loop.call(self._upkeep.begin)
         self.loop.call(lambda: self.loop.spawn(added.run()))
 
     # --- in the loop --------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self.membership.begin()
-        self._upkeep.begin()
 
     def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> RepeatedTask:
         """Repeat a call until the end; see `ComponentLoop.repeat`."""
