@@ -18,7 +18,7 @@ from relatum.recording.extractor import Extractor
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import find_head
 from relatum_spark._columns import ColumnBuilder
-from tests.support._recording import Batch
+from tests.support._recording import Batch, time_blocks
 
 CHUNK_MS: Final = 1_700_000_000_000
 
@@ -41,7 +41,8 @@ def _message(raw: bytes) -> Any:
 def _rows(raw: bytes) -> Any:
     batch = Batch(1, EXTRACTOR, with_time=True)
     batch.add(RecordBatch("s", 7, range(7, 9), [raw, raw], CHUNK_MS, 1))
-    return Batch.lines([batch]), batch.time_blocks(None), batch.skips, batch.receipts, batch.line_bytes, batch.rows
+    blocks = time_blocks(batch.time_offsets, batch.times, None)
+    return batch.lines, blocks, batch.skips, batch.receipts, batch.line_bytes, batch.rows
 
 
 def _columns(raw: bytes) -> Any:

@@ -1,7 +1,7 @@
 """A batch holds the rows of a stream's messages that are read but not committed yet, as lines for COPY. Bounded."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple, TypeAlias
@@ -16,9 +16,6 @@ BATCH_BYTES_MAX: Final = 4 << 20
 
 LINE_BYTES: Final = 40
 """Approximate bytes of a COPY line without its value."""
-
-IMMEDIATE_ROWS_MIN: Final = 256
-"""A batch formats this many rows immediately. Fewer rows are formatted at the commit, together with other streams'."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
 """Maximum messages of a batch. Messages with few keys reach it before the maximum of bytes."""
@@ -106,8 +103,8 @@ class Batch:
         """The times of messages that have one. `time_offsets` holds their offsets, in the same order."""
         self.time_offsets: list[int] = []
         self._last: Message | None = None
-        self._rows: list[_Row] = []
-        self._lines: list[str] = []
+        self.lines: list[str] = []
+        """The rows in COPY's text format, many lines per string."""
         self.line_bytes = 0
         self.rows = 0
         self.messages = 0
@@ -131,12 +128,11 @@ class Batch:
         """Add the rows of a batch of records. Its offsets must follow those already added."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
         chunk_ms = batch.chunk_ms
+        rows: list[_Row] = []
         # Add each result immediately: the garbage collector would traverse a list of results repeatedly.
         for offset, raw in zip(batch.offsets, batch.records, strict=True):
-            self._add(offset, self._extractor.from_record(raw, chunk_ms))
-        if len(self._rows) >= IMMEDIATE_ROWS_MIN:
-            self._lines.append(_lines_of(self._rows))
-            self._rows = []
+            self._add(rows, offset, self._extractor.from_record(raw, chunk_ms))
+        self.lines.append(_lines_of(rows))
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
         self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000
@@ -145,7 +141,7 @@ class Batch:
         # Decoded only when `position` is called.
         self._last = Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], chunk_ms)
 
-    def _add(self, offset: int, extracted: Extracted) -> None:
+    def _add(self, rows: list["_Row"], offset: int, extracted: Extracted) -> None:
         time_us, _, values, skips, receipt = extracted
         if time_us is not None and self._with_time:
             self.times.append(time_us)
@@ -153,7 +149,7 @@ class Batch:
         if values:
             time_text = "\\N" if time_us is None else str(time_us)
             for key_id, value in values:
-                self._rows.append((offset, time_text, self.stream_id, key_id, value))
+                rows.append((offset, time_text, self.stream_id, key_id, value))
                 self.line_bytes += len(value) + LINE_BYTES
             self.rows += len(values)
         for key_id, reason in skips:
@@ -161,15 +157,6 @@ class Batch:
             self.skips[skipped] = self.skips.get(skipped, 0) + 1
         if receipt is not None:
             self.receipts.append((receipt, offset))
-
-    @staticmethod
-    def lines(batches: Iterable["Batch"]) -> list[str]:
-        """Return the rows of batches in COPY's text format, many lines per string."""
-        texts, rows = list[str](), list[_Row]()
-        for batch in batches:
-            texts += batch._lines
-            rows += batch._rows
-        return [*texts, _lines_of(rows)]
 
     def position(self) -> Position:
         """Return the last message's position, by which the stream is recognised later."""

@@ -133,7 +133,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     Never waits for other writers' locks. Therefore the caller updates the counters of skipped values: each is one row,
     so the first transaction that updates it blocks all others that do, until it ends.
     """
-    copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
+    copy_rows(connection, chain.from_iterable(batch.lines for batch, _ in batches))
     blocks: list[str] = []
     receipts: list[str] = []
     highest: list[int | None] = []
@@ -242,7 +242,6 @@ class Committer:
     async def _run(self) -> None:
         try:
             while self._ready:
-                await self._group.membership.renew_if_overdue()
                 ready, self._ready = self._ready, {}
                 await self._commit([tail for tail in ready if not tail.is_over])
         finally:
@@ -289,14 +288,11 @@ class Committer:
     def _outcomes(self, tails: "Sequence[OpenTail]", span: Span) -> list[Exception | None]:
         try:
             commit_shares(self._engine, tails)
-        except DatabaseUnavailable as error:
-            span.failed(error)
-            return [error] * len(tails)
-        except Exception as error:  # noqa: BLE001 - becomes the error of the stream at fault
-            if len(tails) > 1:
+        except Exception as error:  # noqa: BLE001 - becomes the error of the streams at fault
+            if len(tails) > 1 and not isinstance(error, DatabaseUnavailable):
                 return [outcome for tail in tails for outcome in self._outcomes([tail], span)]
             span.failed(error)
-            return [error]
+            return [error] * len(tails)
         errors: list[Exception | None] = []
         for tail in tails:
             lost = None

@@ -112,7 +112,7 @@ class Filler:
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
-            left = self._unfilled_parts(segment)
+            left = unrecorded(self._coverage(), (segment.from_offset, segment.to_offset), segment.key_ids)
             size = sum(part.to_offset - part.from_offset for part in left)
             if size < least:
                 # Another process is filling it, too, so there is progress.
@@ -202,9 +202,6 @@ class Filler:
         """Record some offsets for all keys in force and the time; return whether this process covered anything."""
         segment = self._all_keys(part)
         return bool(segment.key_ids) and self.complete(segment)
-
-    def _unfilled_parts(self, segment: Segment) -> list[Segment]:
-        return unrecorded(self._coverage(), (segment.from_offset, segment.to_offset), segment.key_ids)
 
     def _coverage(self) -> list[CoverageRow]:
         """Read the stream's coverage. Raises `CoverageConflict` unless the stream is the recorded one."""

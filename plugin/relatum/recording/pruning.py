@@ -227,12 +227,10 @@ def prune(
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
-            known = streams_named(connection, address.vhost, names)
+            known = {each.stream_id: each for each in streams_named(connection, address.vhost, names)}
             # Skip streams without a recorded message: nothing shows whether they were declared again.
-            recorded = {
-                row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
-            }
-        chosen = [each for each in known if each.stream_id in recorded]
+            recorded = {row.stream_id for row in coverage_of(connection, list(known)) if row.position}
+        chosen = [each for each in known.values() if each.stream_id in recorded]
         # Also if it is unknown now whether these streams are this broker's.
         report.failed |= errors_of_others(engine, reader, chosen)
         found = {each: _first_retained(reader, each, report) for each in chosen if each.name not in report.failed}
@@ -240,9 +238,8 @@ def prune(
         with transaction(engine) as connection:
             retain_from(connection, floors)
         # First drop parts without retained rows. Rows of dropped messages in other parts are deleted after that.
-        names_of = {stream.stream_id: stream.name for stream in found}
         for stream_id, rows in drop_parts(engine).items():
-            report.rows[names_of.get(stream_id, "")] += rows
+            report.rows[known[stream_id].name if stream_id in known else ""] += rows
         for stream, first in found.items():
             if first is not None:
                 report.rows[stream.name] += sum(prune_expired(engine, stream, first, batch_rows))

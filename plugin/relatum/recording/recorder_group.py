@@ -183,20 +183,18 @@ class RecorderGroup:
         if not self._has_begun:
             self._has_begun = True
             self.loop.start()
-            self.loop.call(self._begin)
+            self.loop.call(self.membership.begin)
+            self.loop.call(self._upkeep.begin)
         self.loop.call(lambda: self.loop.spawn(added.run()))
 
     # --- in the loop --------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        if not self.stopping.is_set():
-            self.membership.begin()
-            self._upkeep.begin()
 
     def repeat(self, call: Callable[[], Awaitable[float]], what: str) -> RepeatedTask:
         """Repeat a call until the end; see `ComponentLoop.repeat`."""
         duty = self.loop.repeat(call, what, self.outages)
         self._duties.append(duty)
+        if self.stopping.is_set():
+            duty.cancel()
         return duty
 
     def stream_of(self, stream: str, following: int) -> StreamRecording | None:
@@ -261,7 +259,6 @@ class RecorderGroup:
         self.loop.call(self._cancel)
 
     def _cancel(self) -> None:
-        self.membership.duty = None
         for duty in self._duties:
             duty.cancel()
 

@@ -7,7 +7,7 @@ recorded position is unchanged. The follower reads that message first.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, bounds_of_known
-from relatum.recording.ranges import lock_ranges, position_before, uncover
+from relatum.reading import Agreement, Position, StreamReader, agreement, bounds_of_known
+from relatum.recording.ranges import lock_ranges, position_before, uncover, widened
 from relatum.store.catalog import StreamRow, key_definitions, present_streams
 from relatum.store.coverage import (
     CoverageRow,
@@ -30,7 +30,6 @@ from relatum.store.coverage import (
     tail_of,
 )
 from relatum.store.database import sql, transaction
-from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -100,7 +99,7 @@ def set_tail(
 
 _CHECKPOINTS: Final = sql("""
     SELECT last_offset, fingerprint, chunk_ms FROM relatum.checkpoints
-    WHERE stream_id = :stream_id::integer AND last_offset BETWEEN :first::bigint AND :last::bigint""")
+    WHERE stream_id = :stream_id::integer""")
 
 _RETIRE: Final = sql("""
     UPDATE relatum.streams SET replaced_at = now(), state = 'replaced', lease_holder = NULL
@@ -133,11 +132,8 @@ def is_same(reader: StreamReader, stream: str, position: Position) -> bool:
 
 def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
     """Remove what the table has after the last agreement; for another stream, begin a generation, and return False."""
-    bounds = bounds_of_known(reader, stream.name)
-    with transaction(engine) as connection:
-        tail = tail_of(connection, stream.stream_id)
-    agreed = _last_agreement(engine, reader, stream, bounds)
-    if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
+    first = bounds_of_known(reader, stream.name).first
+    if first is not None and _cut_back(engine, reader, stream, first):
         return True
     extra = {"stream": stream.name, "generation": stream.generation + 1}
     logger.warning("stream %r was deleted and declared again: recording it from the start", stream.name, extra=extra)
@@ -150,48 +146,36 @@ def cut_back_or_replace(engine: sa.Engine, reader: StreamReader, stream: StreamR
     return False
 
 
-def _last_agreement(
-    engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
-) -> Position | None:
-    """Find the last position of a checkpoint or range that the stream agrees with. Bisects: agreement is a prefix."""
-    if bounds.first is None or bounds.last is None:
-        return None
-    # An unproven end excludes no position: the leader is queried for later ones.
-    end = bounds.last if bounds.is_proven else INTEGER_MAX
-    with transaction(engine) as connection:
-        wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
-        known = {row.last_offset: Position(*row) for row in connection.execute(_CHECKPOINTS, wanted)}
-        ranges = coverage_of(connection, [stream.stream_id])
-    ends = [row.position for row in ranges if row.position is not None]
-    known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
-    positions = [known[offset] for offset in sorted(known)]
-    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream.name, each))
+def _last_agreement(reader: StreamReader, stream: str, known: Iterable[Position]) -> Position | None:
+    """Find the last position that the stream agrees with. Bisects: agreement is a prefix."""
+    positions = sorted(known, key=lambda each: each.offset)
+    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream, each))
     return positions[agreed - 1] if agreed else None
 
 
-def _cut_back(
-    engine: sa.Engine,
-    reader: StreamReader,
-    stream: StreamRow,
-    tail: CoverageRow,
-    agreed: Position,
-    bounds: StreamBounds,
-) -> bool:
+def _cut_back(engine: sa.Engine, reader: StreamReader, stream: StreamRow, first: int) -> bool:
     """Remove everything after the last agreement, so that it is recorded again from the stream as it is now.
 
     Returns False, without a change, if no retained position would remain that identifies the stream.
     """
-    with translated_errors(), engine.connect() as connection, connection.begin() as attempt:
+    with transaction(engine) as connection:
+        ranges = coverage_of(connection, [stream.stream_id])
+        checkpoints = [Position(*row) for row in connection.execute(_CHECKPOINTS, {"stream_id": stream.stream_id})]
+    tail = next((row for row in ranges if row.is_tail), None)
+    known_positions = [*checkpoints, *(row.position for row in ranges if row.position is not None)]
+    agreed = _last_agreement(reader, stream.name, (each for each in known_positions if each.offset >= first))
+    if tail is None or agreed is None:
+        return False
+    with transaction(engine) as connection:
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
             raise CoverageConflict("another recorder moved the tail", stream=stream.name)
-        first = bounds.first or 0
-        cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
+        cut, _ = widened(connection, stream.stream_id, (agreed.offset + 1, INTEGER_MAX), first)
         known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
         if known is None and cut > 0:
-            attempt.rollback()
             return False
+        uncover(connection, reader, stream, (cut, INTEGER_MAX), first)
         if not is_same(reader, stream.name, agreed):
             raise CoverageConflict(
                 f"stream {stream.name!r} changed again; nothing was written: the recorder retries", stream=stream.name

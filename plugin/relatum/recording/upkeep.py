@@ -4,7 +4,6 @@ Gaps come from interrupted back-fills, and from batches that could not be unpack
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -79,32 +78,25 @@ class Membership:
         self._released: set[int] = set()
         self._has_joined = False
         self._logged: tuple[int, int] | None = None
-        self._renewed_at = time.monotonic()
-        self.duty: RepeatedTask | None = None
+        self._duty: RepeatedTask | None = None
 
     def begin(self) -> None:
         """Start renewing the lease."""
-        self.duty = self._group.repeat(self._renew, "renewing the leases")
+        self._duty = self._group.repeat(self._renew, "renewing the leases")
 
     def wake(self) -> None:
         """Renew immediately."""
-        if self.duty is not None:
-            self.duty.wake()
+        if self._duty is not None:
+            self._duty.wake()
 
     def release(self, row: StreamRow) -> None:
         """Release a stream to other members, in a renewal that starts immediately."""
         self._released.add(row.stream_id)
         self.wake()
 
-    async def renew_if_overdue(self) -> None:
-        """Renew first if a renewal is overdue, because the process was suspended: others may take its streams."""
-        if time.monotonic() - self._renewed_at > 2 * self._member.renewal_s and self.duty is not None:
-            with suppress(Exception):  # Reported by the duty.
-                await asyncio.wait_for(self._renew(), self._member.renewal_s)
-
     async def _renew(self) -> float:
         """Renew the lease; start the streams that this member holds now, and stop the others."""
-        self._renewed_at = time.monotonic()
+        begun_at = time.monotonic()
         self._reach.look()
         wanted = {each.row.stream_id for each in self._group.streams() if each.row is not None}
         released, self._released = self._released, set()
@@ -123,7 +115,7 @@ class Membership:
             if stream.row is not None:
                 self._apply(stream, stream.row.stream_id, found)
         self._release_surplus(found.share.surplus)
-        return max(0.0, self._renewed_at + self._member.renewal_s - time.monotonic())
+        return max(0.0, begun_at + self._member.renewal_s - time.monotonic())
 
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
         share = found.share

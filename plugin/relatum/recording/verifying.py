@@ -199,7 +199,6 @@ def plan_verification(
     # Query the bounds after reading the table: by then, all covered offsets were in the stream.
     bounds = reader.bounds(name)
     if stream is None or not (rows or last_stored is not None):
-        result.is_recorded = stream is not None and bool(rows)
         return result, None
     check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id

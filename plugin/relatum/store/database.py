@@ -11,7 +11,7 @@ dead, as after a restart of the server. So everything that runs here must be saf
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -229,11 +229,9 @@ class Database:
         is_lost = isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime)
         return is_lost and connection.is_used
 
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
+    def transaction(self) -> AbstractContextManager[sa.Connection]:
         """Open a transaction. It is committed at the end of the block, or rolled back if the block raises."""
-        with transaction(self.engine) as connection:
-            yield connection
+        return transaction(self.engine)
 
     def run(self, work: Callable[[sa.Connection], _Result]) -> _Result:
         """Call `work` in a transaction, and repeat both after a deadlock, serialization failure or dead connection."""
@@ -287,13 +285,9 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield connection
 
 
-@contextmanager
-def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
+def at_one_moment(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
     """Open a transaction with one snapshot for all statements. It is committed at the end of the block."""
-    with translated_errors(), engine.connect() as connection:
-        connection.execution_options(isolation_level="REPEATABLE READ")
-        with connection.begin():
-            yield connection
+    return transaction(engine.execution_options(isolation_level="REPEATABLE READ"))
 
 
 def _begin(driver: Any) -> None:

@@ -33,7 +33,7 @@ from relatum.errors import (
     UsedAfterFork,
 )
 from relatum.store.connection import idle_limit, patient
-from relatum.store.database import ONCE_STATEMENT_S, sql
+from relatum.store.database import ONCE_STATEMENT_S, sql, transaction
 from relatum.store.translation import translated_errors
 
 SETTLE_S: Final = 10.0
@@ -176,11 +176,10 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         idle_s, driver.idle_s, driver.default_level = driver.idle_s, None, None
-        transaction = connection.begin()
-        with transaction:
+        with connection.begin() as begun:
             with patient(connection, ONCE_STATEMENT_S):
                 yield connection
-            if not transaction.is_active:
+            if not begun.is_active:
                 raise ConfigurationError(
                     "the block ended the transaction itself, so its rows were not committed with the step: leave out "
                     "commit() and rollback()"
@@ -189,7 +188,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 connection.exec_driver_sql(idle_limit(idle_s))
             store(connection)
             try:
-                transaction.commit()
+                begun.commit()
             except sa.exc.DBAPIError as error:
                 if not _is_lost(error):
                     raise
@@ -224,11 +223,9 @@ def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) ->
 
 
 def _settle_once(engine: sa.Engine, token: UUID) -> bool:
-    with within(ASK_S), translated_errors(), engine.connect() as connection:
+    with within(ASK_S), transaction(engine) as connection:
         connection.execute(_SET_LOCK_TIMEOUT, {"limit": f"{ASK_S * 500:.0f}ms"})
-        is_void = connection.execute(_SETTLE, {"token": token}).scalar_one()
-        connection.commit()
-    return not is_void
+        return not connection.execute(_SETTLE, {"token": token}).scalar_one()
 
 
 def _is_lost(error: sa.exc.DBAPIError) -> bool:
