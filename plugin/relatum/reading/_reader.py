@@ -40,7 +40,7 @@ from relatum.reading._many import ChunkCache, ManyReader
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, ReaderStatistics, Turns, Use
+from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, Pool, ReaderStatistics, Turns, Use
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.wire import frames
 from relatum.wire.chunk import record_at
@@ -113,15 +113,8 @@ class StreamReader(Closing):
         checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        reader = cls(
-            Nodes(
-                address,
-                timeout_s=timeout_s,
-                heartbeat_s=heartbeat_s,
-                connections_max=broker_connections_max,
-                refusing=refusing,
-            )
-        )
+        pool = Pool(broker_connections_max, refusing)
+        reader = cls(Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s))
         metrics.report(reader)
         return reader
 
