@@ -156,7 +156,7 @@ class AsyncStreamReader(AsyncClosing):
         """
         check_time()
         turn = self._turns.enter(use)
-        if turn is None:
+        if turn.done():
             return
         limit_s = left_s(self._timeout_s)
         try:

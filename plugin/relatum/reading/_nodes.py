@@ -245,7 +245,4 @@ def _is_alive(connection: SocketConnection) -> bool:
             pass  # Heartbeats may have arrived while this process was suspended, and then the connection's end.
     except ConnectionLost:
         return False
-    except BaseException:
-        connection.abandon()
-        raise
     return True
