@@ -25,6 +25,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from relatum.common.documents import document
+from relatum.errors import UndecodableMessage
 from relatum_cli.exits import ExitCode
 
 if TYPE_CHECKING:
@@ -164,7 +165,10 @@ def print_messages(messages: "Iterable[Message]") -> None:
 
 
 def _body_text(message: "Message") -> str:
-    text = message.body.decode("utf-8", "backslashreplace")
+    try:
+        text = message.body.decode("utf-8", "backslashreplace")
+    except UndecodableMessage as error:
+        return str(error)
     return text if len(text) <= BODY_CHARACTERS_SHOWN else text[: BODY_CHARACTERS_SHOWN - 1] + "…"
 
 

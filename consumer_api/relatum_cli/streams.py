@@ -116,9 +116,8 @@ def read(
             for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
                 if isinstance(result, Exception):
                     raise result
-                document = message_document(result)
                 if as_json:
-                    print_json(document, one_line=True)
+                    print_json(message_document(result), one_line=True)
                 else:
                     found.append(result)
     finally:

@@ -14,7 +14,14 @@ import pytest
 
 from relatum import Broker
 from relatum.common.waiting import Outages, Server
-from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, StreamUnavailable, UsedAfterFork
+from relatum.errors import (
+    ChunkCorrupt,
+    ConfigurationError,
+    NotAStream,
+    StreamNotFound,
+    StreamUnavailable,
+    UsedAfterFork,
+)
 from relatum.reading import Position, StreamReader, position_of
 from relatum.reading.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.wire.frames import Start
@@ -289,6 +296,11 @@ def test_what_one_node_has_damaged_is_read_from_another() -> None:
         owner.follow("orders", start=3)
         owner.wait_event("orders", Records)
         assert owner.offsets("orders") == list(range(3, 101))
+        with StreamReader.open(url_of(node)) as reader:
+            for _ in range(2):
+                with pytest.raises(ChunkCorrupt):
+                    reader.read("orders", 3)
+            assert reader.statistics().opened == 1, "a damaged chunk costs no connection"
 
 
 def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:

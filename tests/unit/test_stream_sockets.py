@@ -190,7 +190,7 @@ class Calls(RuleBasedStateMachine):
     @rule(use=st.sampled_from([Use.ANSWER, Use.LENT]))
     def enter(self, use: Use) -> None:
         turn = self.turns.enter(use)
-        if turn is None:
+        if turn.done():
             self.held.append(use)
         else:
             self.waiting.append((use, turn))
@@ -235,11 +235,8 @@ TestCalls = Calls.TestCase
 def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
     """A turn that is given to a call that gives up goes to the next one."""
     turns = Turns(2)
-    assert [turns.enter(Use.ANSWER) for _ in range(2)] == [None, None]
+    assert all(turns.enter(Use.ANSWER).done() for _ in range(2))
     first, cancelled, second = (turns.enter(Use.ANSWER) for _ in range(3))
-    assert first is not None
-    assert cancelled is not None
-    assert second is not None
     turns.leave(Use.ANSWER)
     assert first.done()
     cancelled.cancel()
@@ -285,6 +282,6 @@ def test_who_has_a_connection_may_have_others_while_there_are_plenty(limit: int,
             while pool.has_plenty:
                 stack.enter_context(lent())
             assert pool.statistics().in_use == most
-        while pool._turns.enter(Use.ANSWER) is None:
+        while pool._turns.enter(Use.ANSWER).done():
             pass
         assert not pool.has_plenty

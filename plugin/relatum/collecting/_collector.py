@@ -276,6 +276,7 @@ class MessageCollector(Collector, Closing):
         Raises:
             ConfigurationError: The collector is not running.
             InvalidInput: The argument is not a message of a stream.
+            UndecodableMessage: The message's batch cannot be unpacked.
         """
         return self.collect_many([message], timeout_s=timeout_s)[0]
 

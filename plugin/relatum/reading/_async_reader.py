@@ -82,7 +82,11 @@ class AsyncStreamReader(AsyncClosing):
             heartbeat_s=heartbeat_s,
             broker_connections_max=broker_connections_max,
         )
-        reader = await in_thread(None, opening, returned=StreamReader.close)
+        threads = Threads(1, "relatum-reader-opening")
+        try:
+            reader = await in_thread(threads, opening, returned=StreamReader.close)
+        finally:
+            threads.shutdown()
         return cls(reader, timeout_s, broker_connections_max)
 
     def read_many(
@@ -156,7 +160,7 @@ class AsyncStreamReader(AsyncClosing):
         """
         check_time()
         turn = self._turns.enter(use)
-        if turn is None:
+        if turn.done():
             return
         limit_s = left_s(self._timeout_s)
         try:

@@ -1,6 +1,5 @@
 """A blocking connection of the stream protocol: its socket, login, requests, and short subscriptions (attaches)."""
 
-import contextlib
 import math
 import select
 import socket
@@ -26,7 +25,7 @@ from relatum.reading._connecting import HEARTBEAT_S, WOULD_BLOCK, first_answerin
 from relatum.wire import frames
 from relatum.wire.chunk import Chunk
 from relatum.wire.frames import Code, StartSpec
-from relatum.wire.session import AnotherProtocol, Answer, Event, StreamMoved, StreamSession, code_name
+from relatum.wire.session import AnotherProtocol, Answer, Damaged, Event, StreamMoved, StreamSession, code_name
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -204,7 +203,9 @@ class SocketConnection:
         try:
             return self.session.receive(data)
         except ConnectionLost:
-            self._flush_and_close()
+            # The broker's Close is answered.
+            self.flush_or_abandon(CLOSE_TIMEOUT_S)
+            self.abandon()
             raise
         except (DataError, AccessRefused):
             self.abandon()
@@ -266,12 +267,8 @@ class SocketConnection:
         """Close the connection, after trying to send Close."""
         if self.is_usable:
             self.session.send_close()
-            self._flush_and_close()
-
-    def _flush_and_close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.flush(CLOSE_TIMEOUT_S)
-        self.abandon()
+            self.flush_or_abandon(CLOSE_TIMEOUT_S)
+            self.abandon()
 
 
 def _body(answer: Answer, step: str) -> bytes:
@@ -371,6 +368,8 @@ class Attach:
                 self.is_at_barrier, self.answer = True, event.body
         elif type(event) is StreamMoved and event.stream == self.stream:
             raise stream_moved(self.stream)
+        elif type(event) is Damaged and event.subscription == self.subscription:
+            raise event.error
 
     def check(self) -> None:
         """Raise the error if the broker refused the subscription."""

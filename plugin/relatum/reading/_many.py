@@ -1,4 +1,4 @@
-"""Reads many messages with several attaches in flight over several connections, and returns them in order."""
+"""Reads one message; and many, with several attaches in flight over several connections, returned in order."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
-from relatum.reading._connection import Attach, SocketConnection
+from relatum.reading._connection import Attach, SocketConnection, until
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
 from relatum.reading._plan import Density, Part, Place, PlannedAttach, Result, StreamPlan
 from relatum.reading._pool import Use
-from relatum.wire.chunk import Chunk, records_at
+from relatum.wire.chunk import Chunk, record_at, records_at
 from relatum.wire.frames import Code, Start, StartSpec
 from relatum.wire.session import Event
 
@@ -274,3 +274,15 @@ class ManyReader:
                 self._part.put(attach.stream, offset, error)
             return
         plan.answered(request, None if is_at_end else attach.last_offset)
+
+
+def message_at(stream: str, offset: int, connection: SocketConnection) -> Message | None:
+    """Return the message at an offset, in one round trip; None if this node has none there."""
+    attach = Attach.once(connection, stream, StartSpec(Start.OFFSET, offset))
+    until(connection, attach)
+    attach.check()
+    for chunk in attach.chunks:
+        record = record_at(chunk, offset)
+        if record is not None:
+            return Message.from_record(stream, offset, record, chunk.time_ms)
+    return None

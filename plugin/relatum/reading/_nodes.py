@@ -26,10 +26,10 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp import name_missing
 from relatum.reading._bounds import check_time
-from relatum.reading._connecting import HEARTBEAT_S, ordered_addresses
+from relatum.reading._connecting import ordered_addresses
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, IDLE_S, REFUSING, Pool, Use
+from relatum.reading._pool import IDLE_S, Pool, Use
 from relatum.wire import frames
 from relatum.wire.frames import Code, NodeAddress, StreamPlaces
 
@@ -65,15 +65,7 @@ class Nodes:
     `densities`: The chunk sizes of streams. `server_properties`: Those of the node that was connected first.
     """
 
-    def __init__(
-        self,
-        address: BrokerAddress,
-        *,
-        timeout_s: float,
-        heartbeat_s: int = HEARTBEAT_S,
-        connections_max: int = CONNECTIONS_MAX,
-        refusing: str = REFUSING,
-    ) -> None:
+    def __init__(self, address: BrokerAddress, pool: Pool, *, timeout_s: float, heartbeat_s: int) -> None:
         self.address = address
         self.current = ordered_addresses(address)[0]
         self.losses: Counter[Node] = Counter()
@@ -81,7 +73,7 @@ class Nodes:
         self.server_properties: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
-        self.pool = Pool(connections_max, refusing)
+        self.pool = pool
         self._reached: set[NodeAddress] = set()
         self._unreachable_until: dict[NodeAddress, float] = {}
 
@@ -253,7 +245,4 @@ def _is_alive(connection: SocketConnection) -> bool:
             pass  # Heartbeats may have arrived while this process was suspended, and then the connection's end.
     except ConnectionLost:
         return False
-    except BaseException:
-        connection.abandon()
-        raise
     return True

@@ -104,18 +104,16 @@ class Turns:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def enter(self, use: Use) -> "Future[None] | None":
-        """Take a turn. If none is free, return a future that is done when the call gets its turn."""
+    def enter(self, use: Use) -> "Future[None]":
+        """Return a future that is done when the call gets its turn."""
+        turn: Future[None] = Future()
         with self.lock:
-            if use is Use.FOLLOW:
-                self.following += 1
-            elif self._has_room(use):
+            if use is Use.FOLLOW or self._has_room(use):
                 self._take(use)
+                turn.set_result(None)
             else:
-                turn: Future[None] = Future()
                 self._waiting.append((use, turn))
-                return turn
-        return None
+        return turn
 
     def leave(self, use: Use) -> None:
         """Return a turn. Of the waiting calls that may use it, the first one gets it."""
@@ -159,7 +157,8 @@ class Turns:
         return self.in_use < self.limit and (use is not Use.LENT or self.lent < self._lent_max)
 
     def _take(self, use: Use) -> None:
-        self.in_use += 1
+        self.following += use is Use.FOLLOW
+        self.in_use += use is not Use.FOLLOW
         self.lent += use is Use.LENT
 
 
@@ -209,9 +208,7 @@ class Pool:
         self.check_open()
         check_time()
         turns, connection, is_followed = self._turns, None, use is Use.FOLLOW
-        turn = turns.enter(use)
-        if turn is not None:
-            _wait(turns, use, turn, deadline)
+        _wait(turns, use, turns.enter(use), deadline)
         with turns.lock:
             self._connections_out += not is_followed
             for index in () if is_followed else reversed(range(len(self._idle))):

@@ -34,17 +34,16 @@ from relatum.reading import _exchanges
 from relatum.reading._address import AnyBroker, BrokerAddress
 from relatum.reading._bounds import StreamBounds, check_offset, offset_error
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._connection import Attach, SocketConnection, until
+from relatum.reading._connection import SocketConnection
 from relatum.reading._leaders import Leaders
-from relatum.reading._many import ChunkCache, ManyReader
+from relatum.reading._many import ChunkCache, ManyReader, message_at
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing, places_in
 from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, ReaderStatistics, Turns, Use
+from relatum.reading._pool import CONNECTIONS_MAX, CONNECTIONS_MIN, REFUSING, Pool, ReaderStatistics, Turns, Use
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.wire import frames
-from relatum.wire.chunk import record_at
-from relatum.wire.frames import StartSpec, StreamPlaces
+from relatum.wire.frames import StreamPlaces
 
 _Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
@@ -94,7 +93,6 @@ class StreamReader(Closing):
         reader = cls.lazy(
             broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
         )
-        # Connects once, to raise configuration errors now.
         reader.missing([])
         return reader
 
@@ -113,15 +111,8 @@ class StreamReader(Closing):
         checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        reader = cls(
-            Nodes(
-                address,
-                timeout_s=timeout_s,
-                heartbeat_s=heartbeat_s,
-                connections_max=broker_connections_max,
-                refusing=refusing,
-            )
-        )
+        pool = Pool(broker_connections_max, refusing)
+        reader = cls(Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s))
         metrics.report(reader)
         return reader
 
@@ -134,13 +125,13 @@ class StreamReader(Closing):
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        message = self._nodes.query_replica(stream, partial(_message_at, stream, offset))
+        message = self._nodes.query_replica(stream, partial(message_at, stream, offset))
         if message is not None:
             return message
         # The connected node may lag behind.
         bounds = self._leaders.bounds(stream)
         if bounds.is_proven and bounds.holds(offset):
-            message = self._nodes.query(partial(_message_at, stream, offset), self._leaders.of(stream))
+            message = self._nodes.query(partial(message_at, stream, offset), self._leaders.of(stream))
             if message is not None:
                 return message
             # Retention may have dropped it since.
@@ -407,15 +398,3 @@ def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, Non
     with contextlib.closing(parts):
         for part in parts:
             yield from part
-
-
-def _message_at(stream: str, offset: int, connection: SocketConnection) -> Message | None:
-    """Return the message at an offset, in one round trip; None if this node has none there."""
-    attach = Attach.once(connection, stream, StartSpec(frames.Start.OFFSET, offset))
-    until(connection, attach)
-    attach.check()
-    for chunk in attach.chunks:
-        record = record_at(chunk, offset)
-        if record is not None:
-            return Message.from_record(stream, offset, record, chunk.time_ms)
-    return None

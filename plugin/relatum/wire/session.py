@@ -58,7 +58,7 @@ class CreditRefused(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """A damaged chunk arrived for a subscription. Without `reports_damage`, `receive` raises the error instead."""
+    """A damaged chunk arrived for a subscription. Others share the connection, and continue."""
 
     subscription: int
     error: ChunkCorrupt
@@ -72,7 +72,6 @@ class StreamSession:
 
     The server may lower `heartbeat_s` and limits sent frames to `send_bytes_max` (0: no limit). `is_tuned` becomes True
     with the server's Tune, after authentication. The owner sets `is_open` after the login; Close resets it.
-    `reports_damage`: report a damaged chunk as `Damaged` and continue, because other streams share the connection.
     """
 
     def __init__(self, heartbeat_s: int = 0) -> None:
@@ -87,7 +86,6 @@ class StreamSession:
         self.heartbeat_s = heartbeat_s
         self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self.is_tuned = self.is_open = False
-        self.reports_damage = False
 
     def take_outgoing(self) -> bytes:
         """Return the pending bytes to send, and clear them."""
@@ -152,8 +150,8 @@ class StreamSession:
     def receive(self, data: bytes | memoryview) -> list[Event]:
         """Return the events in the received bytes, in order. An incomplete frame is kept for the next call.
 
-        Raises `ProtocolError` for invalid frames, `AnotherProtocol` if the first bytes are no frame, `ChunkCorrupt`,
-        and, if the server closed the connection, `AccessRefused` (of the virtual host) or `ConnectionLost`.
+        Raises `ProtocolError` for invalid frames, `AnotherProtocol` if the first bytes are no frame, and, if the server
+        closed the connection, `AccessRefused` (of the virtual host) or `ConnectionLost`.
         """
         buffer = self._buffer
         buffer += data
@@ -184,8 +182,6 @@ class StreamSession:
             try:
                 return decode_deliver(frame)
             except ChunkCorrupt as error:
-                if not self.reports_damage:
-                    raise
                 return Damaged(frame[4], error)
         if key & frames.RESPONSE_BIT or key in _MAY_LACK_RESPONSE_BIT:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)

@@ -228,7 +228,6 @@ class Connection:
         self._connection = connection
         self._on_lost = on_lost
         self.session = connection.session
-        self.session.reports_damage = True
         self.subscriptions = Subscriptions(self.session)
         self._socket = connection.socket
         self._loop = asyncio.get_running_loop()

@@ -195,6 +195,7 @@ class Gathering:
 class Delivery:
     """Holds chunks from reading to release, `count` chunks of `bytes` in all, and delivers them to the owner.
 
+    `counts`: The events delivered so far; of `Records`, the number of records.
     `pause`: Called with True to stop reading, if too much is held or chunks are gathered; with False to resume it.
     """
 
@@ -209,8 +210,8 @@ class Delivery:
         self._pause = pause
         self._ready: deque[Followed] = deque()
         self._is_scheduled = self._is_full = self._is_gathering = False
-        self.bytes = self.count = self.records = 0
-        self.event_counts: Counter[type[Event]] = Counter()
+        self.bytes = self.count = 0
+        self.counts: Counter[type[Event]] = Counter()
 
     # --- held chunks --------------------------------------------------------------------------------------------------
 
@@ -338,10 +339,7 @@ class Delivery:
 
     def _emit(self, event: Event) -> Exception | None:
         """Call the owner with an event. Log and return the exception that it raises, if any."""
-        if isinstance(event, Records):
-            self.records += len(event.batch)
-        else:
-            self.event_counts[type(event)] += 1
+        self.counts[type(event)] += len(event.batch) if isinstance(event, Records) else 1
         try:
             self._on_event(event)
         except Exception as error:

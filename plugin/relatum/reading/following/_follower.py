@@ -37,7 +37,7 @@ from relatum.reading import (
     bounds_of_known,
 )
 from relatum.reading.following._connections import Connections
-from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Replaced
+from relatum.reading.following._delivery import Delivery, Event, Failed, Gathering, Hole, Records, Replaced
 from relatum.reading.following._followed import Finding, Followed
 
 _DISABLED_LOGGER: Final = logging.Logger("relatum.follower.nobody")
@@ -185,10 +185,10 @@ class StreamFollower:
             connections=len(self.connections),
             held=delivery.count,
             held_bytes=delivery.bytes,
-            records=delivery.records,
-            holes=delivery.event_counts[Hole],
-            replaced=delivery.event_counts[Replaced],
-            failures=delivery.event_counts[Failed],
+            records=delivery.counts[Records],
+            holes=delivery.counts[Hole],
+            replaced=delivery.counts[Replaced],
+            failures=delivery.counts[Failed],
         )
 
     async def look(self, stream: str, known: Position | None, gap: tuple[int, int] | None) -> Finding:
