@@ -1,10 +1,11 @@
-"""A recorder that knows several nodes continues at the next: one is down at the start, is killed, or frozen."""
+"""Nodes that fail: a recorder that knows several continues at the next, and confirms of a tapped exchange wait."""
 
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pika
@@ -15,10 +16,13 @@ import relatum
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.recording import VerifyReport, verify
 from relatum.store.database import make_engine
+from relatum.superstreams import StreamOptions
+from relatum.tapping import tap
 from relatum_consumer import Relations
-from tests.support import read_plain, rows_of, unique_name, wait_until
+from tests.support import broker_connection, publish_plain, read_plain, rows_of, unique_name, wait_until
 from tests.support.cluster import NODES, SETTLE_S, Cluster, on_each_cluster
 from tests.support.databases import Databases
+from tests.support.threads import beside
 
 PUBLISHED_ANEW_S = 180.0
 """Seconds for which a publish is tried: until a new leader is elected, or the others take a frozen node for lost."""
@@ -146,3 +150,29 @@ def test_recorders_go_on_elsewhere(cluster: Cluster, publishers: list[Publisher]
         cluster.thaw(1)
     for each in publishers:
         each.verify()
+
+
+@on_each_cluster
+def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, database_url: str) -> None:
+    """Queues get the message while the copy's one node is down, its confirm comes once that is back."""
+    exchange, other = unique_name("lone"), unique_name("whole")
+    with broker_connection(cluster.amqp_url(1)) as connection:
+        channel = connection.channel()
+        for name in (exchange, other):
+            channel.exchange_declare(name, "topic", durable=True)
+            channel.queue_declare(name, durable=True)
+            channel.queue_bind(name, name, "#")
+        lone = StreamOptions(initial_cluster_size=1, leader_locator="client-local")
+        tap(cluster.amqp_url(2), database_url, exchange, options=lone)
+        tap(cluster.amqp_url(2), database_url, other, options=StreamOptions(leader_locator="client-local"))
+        wait_until(lambda: cluster.leader_of(f"tap.{exchange}") == 2, what="the lone stream's leader")
+        cluster.lead_coordinator(2)
+        cluster.stop(2)
+        publish = partial(publish_plain, cluster.amqp_url(1), "a")
+        with beside(partial(publish, [b"one"], exchange=exchange)) as publishing:
+            taken = wait_until(lambda: channel.basic_get(exchange, auto_ack=True)[2], what="the message in its queue")
+            assert taken == b"one"
+            publish([b"other"], exchange=other)
+            assert not publishing.done()
+            cluster.start(2)
+            wait_until(publishing.done, 300.0, what="the confirm")

@@ -61,8 +61,10 @@ def new_streams(url: str, count: int, **arguments: Any) -> Iterator[list[str]]:
         delete_stream(url, name)
 
 
-def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
-    """Publish messages to a stream one by one, again while its coordinator has no leader; return how many."""
+def publish_plain(
+    amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True, exchange: str = ""
+) -> int:
+    """Publish messages one by one, again while the coordinator of streams has no leader; return how many."""
     waiting = [message if isinstance(message, tuple) else (message, {}) for message in messages]
     end = time.monotonic() + LIMIT_S
     while True:
@@ -76,7 +78,7 @@ def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, conf
                     properties = (
                         more if isinstance(more, pika.BasicProperties) else pika.BasicProperties(headers=dict(more))
                     )
-                    channel.basic_publish("", stream, body, properties)
+                    channel.basic_publish(exchange, stream, body, properties)
                     count += 1
             return count
         except pika.exceptions.ConnectionClosedByBroker as error:
