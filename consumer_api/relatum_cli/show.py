@@ -143,13 +143,18 @@ def with_properties(value: Any, *names: str) -> dict[str, Any]:
 
 
 def message_document(message: "Message") -> dict[str, Any]:
-    """Return a message as a JSON document: with `body` if the body is UTF-8, else with `body_base64`."""
+    """Return a message as a JSON document, with `body` if the body is UTF-8, else with `body_base64`.
+
+    If the body cannot be unpacked, `body` is None, and `error` is the reason.
+    """
     shown = {name: getattr(message, name) for name in ("stream", "offset", "time", "time_source", "headers")}
     shown["properties"] = {name: value for name, value in document(message.properties).items() if value is not None}
     try:
         return shown | {"body": message.body.decode()}
     except UnicodeDecodeError:
         return shown | {"body_base64": base64.b64encode(message.body).decode()}
+    except UndecodableMessage as error:
+        return shown | {"body": None, "error": str(error)}
 
 
 def print_messages(messages: "Iterable[Message]") -> None:

@@ -25,6 +25,7 @@ from relatum.errors import (
 from relatum.membership import GROUP_KEY
 from relatum.own_messages import DeadLetters, DirectPublisher
 from relatum.reading import BrokerAddress, Message, Position, position_of
+from relatum_cli.show import message_document
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
 from relatum_consumer.web import WebOptions
@@ -270,6 +271,9 @@ def test_a_batch_that_cannot_be_unpacked_is_no_empty_message(
     place.record()
     with asking(WebOptions(place.amqp, place.database, timeout_s=60)) as page:
         assert [row["bytes"] for row in page.answer("/live", stream=place.stream)["results"]] == [4, 0, 0]
+        assert page.answer("/message", stream=place.stream, offset=0)["body"]["kind"] == "unreadable"
+    document = message_document(place.messages()[0])
+    assert (document["body"], "not gzip" in document["error"]) == (None, True)
 
 
 def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collector_of: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Annotated, Any, Final
 
-from relatum.common.waiting import has_passed, pause
+from relatum.common.waiting import has_passed
 from relatum.errors import AccessRefused, ClaimLost, ConfigurationError, DatabaseUnavailable, NotAStream, StreamNotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.store.coverage import Range
@@ -261,23 +261,22 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledge(self, claim: Claim) -> None:
-        """End a claim as done; see `SharedGroup.acknowledge`."""
-        is_first, until = self.has(claim), time.monotonic() + self.lease_s
-        while True:
-            try:
-                is_done = self.end(claim, "done")
-                break
-            except DatabaseUnavailable:
-                if self.is_closed or has_passed() or time.monotonic() > until:
-                    raise
-            pause(ACKNOWLEDGE_PAUSE_S)
+    def acknowledge(self, claim: Claim, until: float) -> bool:
+        """End a claim as done. False: PostgreSQL is unavailable, so repeat the call. After `until`, it raises."""
+        is_first = self.has(claim)
+        try:
+            is_done = self.end(claim, "done")
+        except DatabaseUnavailable:
+            if self.is_closed or has_passed() or time.monotonic() > until:
+                raise
+            return False
         if not is_done:
             raise ClaimLost(
                 f"this member has lost its claim of the group {claim.group_id}: the group will be delivered again",
                 group_id=claim.group_id,
             )
         self.acknowledged += is_first
+        return True
 
     def renew(self) -> None:
         """Renew the leases of all claims, and remove the claims that were lost."""

@@ -152,7 +152,7 @@ def _newly_recorded(
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
-            raise replaced(stream.name, view.floors[stream.name])
+            raise replaced(stream.name, max((end for _, end in view.seen[stream.name]), default=0))
         if stream.name in view.numbers or stream.stream_id in left_out:
             continue
         bounds = all_ends(catalog.servers, [stream.name], is_named=options.names is not None)[stream.name]

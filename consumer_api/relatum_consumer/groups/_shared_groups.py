@@ -20,7 +20,14 @@ from relatum.own_messages import REASON_CHARACTERS_MAX, DeadLetterPublisher, Dea
 from relatum.reading import BrokerAddress, Message
 from relatum.store.members import renewal_s
 from relatum_consumer.groups._assembly import Assembled, named
-from relatum_consumer.groups._consumer import Claim, Claims, SharedGroupsStatistics, check_dead_letters, find_consumer
+from relatum_consumer.groups._consumer import (
+    ACKNOWLEDGE_PAUSE_S,
+    Claim,
+    Claims,
+    SharedGroupsStatistics,
+    check_dead_letters,
+    find_consumer,
+)
 from relatum_consumer.groups._finding import IdleBackoff, Scanner
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import Group, conflict, floors_of, read_groups
@@ -66,7 +73,10 @@ class SharedGroup(Group):
             ClaimLost: another member claimed the group, or `close` released it. The group will be delivered again.
             DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
         """
-        self._shared._claims.acknowledge(self._claim)
+        claims = self._shared._claims
+        until = time.monotonic() + claims.lease_s
+        while not claims.acknowledge(self._claim, until):
+            pause(ACKNOWLEDGE_PAUSE_S)
 
 
 def _fields_of(group: Group) -> dict[str, Any]:
@@ -341,7 +351,11 @@ class AsyncSharedGroup(Group):
 
     async def acknowledge(self) -> None:
         """Mark the group as done; see `SharedGroup.acknowledge`. Any task may call this. Idempotent."""
-        await self._call(self._group.acknowledge)
+        claims, claim = self._group._shared._claims, self._group._claim
+        until = time.monotonic() + claims.lease_s
+        # Between attempts, this holds no thread: the other calls of the lookups need them.
+        while not await self._call(claims.acknowledge, claim, until):  # noqa: ASYNC110
+            await asyncio.sleep(ACKNOWLEDGE_PAUSE_S)
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):

@@ -39,7 +39,7 @@ from relatum_consumer.lookups.arguments import (
     span_of,
 )
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups.proof import Evidence, all_names
+from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item", Row, Message)
 
@@ -155,10 +155,14 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
     """Return the answer for a message that has none of the keys: no message can share a value with it."""
     catalog.check_names(names)
-    streams = all_names(catalog.servers, catalog.streams(names), names)
+    streams = set(catalog.recorded(names))
+    for name in names or ():
+        # Without a query of a server, if the names are recorded.
+        if not catalog.recorded([name]):
+            streams.update(catalog.servers.partitions(name) or [name])
     if not streams:
         catalog.nothing_recorded()
-    return Answer(Status.ABSENT, streams=tuple(streams), missing_keys=missing_keys)
+    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
 def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answer:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import Field
 from starlette.responses import Response
 
-from relatum.errors import RelatumError
+from relatum.errors import RelatumError, UndecodableMessage
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import Outcome
@@ -77,7 +77,7 @@ class MessageParameters(StreamParameters):
 class Body:
     """The bytes [`start`, `end`) of a body of `bytes` bytes: `part` is text, or hexadecimal if `is_hex`.
 
-    `kind` is `masked`, without a part, if the body may contain a masked value.
+    `kind` is `masked`, without a part, if the body may contain a masked value; `unreadable` if it cannot be unpacked.
     """
 
     kind: BodyKind
@@ -207,7 +207,10 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
 
 
 def _body_part(site: Site, found: Message, query: MessageParameters) -> Body:
-    body = found.body
+    try:
+        body = found.body
+    except UndecodableMessage:
+        return Body("unreadable", 0)
     if site.masking.hides_body(found):
         return Body("masked", len(body))
     start, is_hex = min(query.body_from, len(body)), query.view == "hex" or text_of(body) is None

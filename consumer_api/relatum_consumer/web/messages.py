@@ -154,7 +154,7 @@ def _value_text(value: Any) -> tuple[str, str]:
 
 # --- bodies: no body is ever treated as HTML --------------------------------------------------------------
 
-BodyKind = Literal["empty", "json", "text", "binary", "masked"]
+BodyKind = Literal["empty", "json", "text", "binary", "masked", "unreadable"]
 
 _CHECKED_CHARACTERS: Final = 65_536
 """How many characters of a text are searched for control characters."""
