@@ -7,7 +7,7 @@ import ssl
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,21 @@ def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
     assert [each.login.ssl_context for each in address.each] == [context, context]
     with pytest.raises(ConfigurationError, match="need a URL with TLS"):
         Broker("amqps://a;amqp://b", ssl_context=context)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "password", "vhost"),
+    [
+        ("amqp://u:p%40ss%2Fword@host", "host", "p@ss/word", "/"),
+        ("amqp://u:p@ss@host/a%40b", "host", "p@ss", "a@b"),
+        ("amqp://u:p@[::1]:5672/v", "::1", "p", "v"),
+        ("amqps://u:p@host/?certfile=/a/me@here.pem", "host", "p", "/"),
+    ],
+)
+def test_what_is_quoted_is_read(url: str, host: str, password: str, vhost: str) -> None:
+    """What a URL may hold is not taken for a mistake."""
+    address = BrokerAddress.parse(url)
+    assert (address.host, address.password, address.vhost) == (host, password, vhost)
 
 
 def test_of_a_clients_connection() -> None:
@@ -194,13 +209,12 @@ def raising(error: BaseException) -> Callable[[], str]:
     return fail
 
 
+@dataclass(eq=False)
 class Connection:
     """A connection whose password may change."""
 
-    is_closed = False
-
-    def __init__(self, password: str) -> None:
-        self.password = password
+    password: str
+    is_closed: bool = False
 
     def address(self, first: str = "first") -> BrokerAddress:
         held = HeldPassword(self, first, lambda connection: connection.password)
