@@ -234,23 +234,28 @@ def url_of(node: OneChunk) -> str:
 
 def test_a_hole_is_reported_if_retention_took_the_rest_since() -> None:
     """A gap is a hole also if the stream is empty when its leader is asked for its first message."""
-    with (
-        OneChunk(100, 1, Start.OFFSET) as node,
-        Owner(f"rabbitmq-stream://u:p@127.0.0.1:{node.port}", **QUICK) as owner,
-    ):
+    with OneChunk(100, 1, Start.OFFSET) as node, Owner(url_of(node), **QUICK) as owner:
         owner.follow("orders", start=3)
         owner.wait_event("orders", Records)
         assert owner.kinds("orders")[:3] == [Attached, Hole, Records]
         assert owner.offsets("orders") == [owner.of("orders", Hole)[0].to_offset] == [100]
 
 
-def test_what_only_another_replica_has_dropped_is_read_from_the_leader() -> None:
-    """Each node applies retention on its own: a gap on one of them is not a gap in the stream."""
+@pytest.mark.parametrize(
+    ("has", "is_damaged", "has_replica"),
+    [((100, 1), False, False), ((100, 1), False, True), ((3, 98), True, False)],
+    ids=["dropped", "dropped-by-several", "damaged"],
+)
+def test_what_one_node_lacks_is_read_from_another(has: tuple[int, int], is_damaged: bool, has_replica: bool) -> None:
+    """What a node dropped, since each applies retention on its own, or damaged: replicas are tried, the leader last."""
     with (
         OneChunk(3, 98) as leader,
-        OneChunk(100, 1, leader_port=leader.port) as node,
+        OneChunk(100, 1, leader_port=leader.port) as replica,
+        OneChunk(*has, leader_port=leader.port, between=replica.port if has_replica else 0) as node,
         Owner(url_of(node), **QUICK) as owner,
     ):
+        if is_damaged:
+            node.damage()
         owner.follow("orders", start=3)
         owner.wait_event("orders", Records)
         assert owner.offsets("orders") == list(range(3, 101))
@@ -263,32 +268,6 @@ def test_what_a_replica_has_dropped_is_no_hole_while_its_leader_is_unreachable()
         wait_until(lambda: owner.of("orders", Failed) or owner.of("orders", Hole), what="an answer")
         assert owner.kinds("orders") == [Failed]
         assert isinstance(owner.of("orders", Failed)[0].error, StreamUnavailable)
-
-
-def test_what_several_replicas_have_dropped_is_read_from_the_leader() -> None:
-    """Each replica is tried, and the leader last."""
-    with (
-        OneChunk(3, 98) as leader,
-        OneChunk(100, 1, leader_port=leader.port) as replica,
-        OneChunk(100, 1, leader_port=leader.port, between=replica.port) as node,
-        Owner(url_of(node), **QUICK) as owner,
-    ):
-        owner.follow("orders", start=3)
-        owner.wait_event("orders", Records)
-        assert owner.offsets("orders") == list(range(3, 101))
-
-
-def test_what_one_node_has_damaged_is_read_from_another() -> None:
-    """A damaged chunk ends the reading of a stream only if no node has it undamaged."""
-    with (
-        OneChunk(3, 98) as leader,
-        OneChunk(3, 98, leader_port=leader.port) as node,
-        Owner(url_of(node), **QUICK) as owner,
-    ):
-        node.damage()
-        owner.follow("orders", start=3)
-        owner.wait_event("orders", Records)
-        assert owner.offsets("orders") == list(range(3, 101))
 
 
 def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:

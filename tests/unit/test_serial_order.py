@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts._order import (
-    FINDINGS_MAX,
-    NO_ENTRY,
-    Finding,
-    FindingKind,
-    OrderCheck,
-    SerialReport,
-    ValidMessage,
-)
+from relatum.contexts._order import FINDINGS_MAX, NO_ENTRY, Finding, FindingKind, OrderCheck, SerialReport, ValidMessage
 from relatum.contexts._partition_log import Adoption, Data, Entry, Fence, Marker, Placed
 
 A, B = "a" * 16, "b" * 16
