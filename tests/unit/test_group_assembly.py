@@ -58,9 +58,7 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
     """A duplicate that is retained stands in for it."""
     rows = [Member(ID, 1, True, "a", 1, None), Member(ID, 1, True, "a", 9, None)]
     group = assemble(ID, rows, floors={"a": 5})
-    assert group.is_complete
-    assert group.position.anomalies == ()
-    assert [row[4] for row in group.rows] == [9]
+    assert (group.is_complete, group.position.anomalies, [row[4] for row in group.rows]) == (True, (), [9])
 
 
 def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:

@@ -78,8 +78,7 @@ def message(headers: dict[str, Any]) -> Message:
 @given(memberships)
 def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
     """A place survives its headers and its key's value."""
-    assert membership(place.headers) == place
-    assert checked_membership(place.headers) == place
+    assert (membership(place.headers), checked_membership(place.headers)) == (place, place)
     assert GROUP_KEY.read(bases(place.headers, {}.get, bytes)) == ([place.value], [])
     assert parse_value(place.value) == place
 
@@ -235,10 +234,8 @@ def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) ->
         out.append(place)
     position = assess(numbers.group_id, out)
     assert position.anomalies == ()
-    assert numbers.is_complete == position.is_complete
-    assert numbers._is_begun == bool(out)
-    assert numbers._missing == position.missing
-    assert numbers.last_sequence == position.last_sequence
+    assert (numbers.is_complete, numbers._is_begun) == (position.is_complete, bool(out))
+    assert (numbers._missing, numbers.last_sequence) == (position.missing, position.last_sequence)
     assert numbers._next_free == position.highest + 1
 
 
@@ -252,8 +249,7 @@ def test_going_on_from_a_position_completes_the_group(there: set[int], has_last:
         last_is_due = numbers.last_sequence is None and not numbers._missing
         members.append(numbers._take(last=last_is_due))
     position = assess(ID, members)
-    assert position.is_complete
-    assert position.anomalies == ()
+    assert (position.is_complete, position.anomalies) == (True, ())
 
 
 def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
@@ -356,8 +352,7 @@ def test_it_says_what_a_naive_account_says(
     there = {member.sequence for member in members}
     lasts = {member.sequence for member in members + [m for m in gone if m.sequence not in there] if member.last}
     end = min(lasts) if lasts else max(there, default=0)
-    assert position.seen == len(there)
-    assert position.highest == max(there, default=0)
+    assert (position.seen, position.highest) == (len(there), max(there, default=0))
     assert position.last_sequence == (min(lasts) if lasts else None)
     assert all(first <= last for first, last in position.missing)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(position.missing))
@@ -376,5 +371,4 @@ def test_it_says_what_a_naive_account_says(
 def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:
     """A gap of any size is one range."""
     position = assess(ID, group(1, 999_999_999, last=999_999_999))
-    assert position.missing == ((2, 999_999_998),)
-    assert (position.contiguous, position.seen) == (1, 2)
+    assert (position.missing, position.contiguous, position.seen) == (((2, 999_999_998),), 1, 2)

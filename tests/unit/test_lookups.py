@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relatum import metrics
-from relatum.common.limits import INTEGER_MAX
+from relatum.common.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.common.waiting import Deadline, within
 from relatum.errors import InvalidInput, ReadTimeout, RelatumError
 from relatum.reading import Message, ReaderStatistics, StreamBounds
@@ -232,6 +232,16 @@ def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPa
             gathered.consider(message(number, size))
         with pytest.raises(InvalidInput, match="ask for less"):
             gathered.consider(message(most, size))
+
+
+def test_the_same_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is read twice counts once, and its bytes once."""
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 2)
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 2 * (MESSAGE_BYTES + 10))
+    gathered = Matches(lambda each: True, "")
+    for each in (message(1), message(2), message(1)):
+        gathered.consider(each)
+    assert len(gathered.messages) == 2
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

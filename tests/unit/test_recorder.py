@@ -180,12 +180,10 @@ def test_what_is_new_has_its_turn_first() -> None:
     known = [Subject(f"queue-{number}", False) for number in range(3)]
     for subject in known:
         watched.add("", subject.name, 0.0)
-    assert due(watched, 0.0) == known
-    assert watched.next(now) == known[0]
+    assert (due(watched, 0.0), watched.next(now)) == (known, known[0])
     watched.answered(known[0], [], now)
     watched.add("events", "key", now)
-    assert due(watched, now) == [EXCHANGE, *known[1:]]
-    assert due(watched, 1.5) == [*known, EXCHANGE]
+    assert (due(watched, now), due(watched, 1.5)) == ([EXCHANGE, *known[1:]], [*known, EXCHANGE])
 
 
 def test_a_new_name_whose_query_fails_holds_up_no_other() -> None:

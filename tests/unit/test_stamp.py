@@ -263,8 +263,7 @@ def test_ids_are_distinct_uuids_of_version_7() -> None:
     """An id has RFC 9562's layout; ids of one millisecond differ, also between threads, and ascend in a block."""
     now = time.time_ns()
     got = uuid.UUID(uuid7(now))
-    assert (got.version, got.variant) == (7, uuid.RFC_4122)
-    assert got.int >> 80 == now // 1_000_000
+    assert (got.version, got.variant, got.int >> 80) == (7, uuid.RFC_4122, now // 1_000_000)
     ids = [uuid7(1) for _ in range(10_000)]
     assert len(set(ids)) == len(ids)
     blocks: dict[str, list[str]] = {}
@@ -359,5 +358,4 @@ def test_they_are_sent_as_pamqp_sends_them(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         setattr(theirs, "message_type" if name == "type" else name, value)
     ours = copy_of(theirs)
-    assert marshalled(ours) == marshalled(theirs)
-    assert ours == theirs
+    assert (marshalled(ours), ours) == (marshalled(theirs), theirs)

@@ -152,11 +152,11 @@ TIMES = ["", "tomorrow", "12", "25:00", "2026-02-30", "yesterday", "12:03 Europe
 SPANS = ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"]
 
 
-@pytest.mark.parametrize(("read", "texts", "form"), [(parse_moment, TIMES, "12:03|time span"), (parse_span, SPANS, "")])
-def test_what_is_no_time_is_refused_with_the_ways_to_write_one(read: Any, texts: list[str], form: str) -> None:
+@pytest.mark.parametrize(("read", "texts"), [(parse_moment, TIMES), (parse_span, SPANS)])
+def test_what_is_no_time_is_refused_with_the_ways_to_write_one(read: Any, texts: list[str]) -> None:
     """Text that is not a time, or not a span, is an error of usage that shows how to write one."""
     for text in texts:
-        with pytest.raises(typer.BadParameter, match=form):
+        with pytest.raises(typer.BadParameter, match=r"12:03|time span"):
             read(text)
 
 
