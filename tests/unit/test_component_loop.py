@@ -222,7 +222,6 @@ outage_logger = logging.getLogger("relatum.test-outages")
 AWAY = errors.DatabaseUnavailable("refused")
 GONE = errors.BrokerUnavailable("gone")
 NO_STREAM = errors.StreamNotFound("no such stream", stream="s")
-NOT_READY = errors.StreamUnavailable("starts", stream="s")
 
 ON = "goes on"
 ENDS = "ends while it waits"
@@ -254,7 +253,7 @@ CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
             [("s", GONE), ("s", error), ("s", ON)],
             [RABBITMQ_AWAY, RABBITMQ_BACK],
         )
-        for error in (NOT_READY, errors.ReadTimeout("t"), errors.ConnectionLost("l"))
+        for error in (errors.StreamUnavailable("", stream="s"), errors.ReadTimeout("t"), errors.ConnectionLost("l"))
     },
     "one that comes anew meets a broker before its streams": (
         [("the members", GONE), ("reading", errors.StreamNotHere("no replica", stream="s")), ("the members", ON)],

@@ -87,9 +87,8 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
 
 
 TIME_US = 1_700_000_000_000_000
-OTHER_ID = "f" * 48
 HEADERS: dict[str, list[Any]] = {
-    "group_id": [ID, OTHER_ID, ID.encode(), None, 0],
+    "group_id": [ID, "f" * 48, ID.encode(), None, 0],
     "group_sequence": [1, 2, 1.0, True, "1", b"1", 0],
     "group_last": [True, False, 1, 0, 1.0, "true", b"true", None],
     "relatum_time": [TIME_US, TIME_US + 1, float(TIME_US), True, str(TIME_US), 2**62],
