@@ -248,8 +248,7 @@ def test_a_reader_goes_on_at_the_next_and_stays(
     with reading(face_name, address, stream) as face:
         assert [node.opened for node in nodes[1:]] == [0, 0]
         cut(nodes[0])
-        assert face.read(stream, 1).body == b"1"
-        assert face.bounds(stream).last == LAST
+        assert (face.read(stream, 1).body, face.bounds(stream).last) == (b"1", LAST)
         assert told(caplog) == 1
         nodes[0].accepts, asked = True, nodes[0].opened
         assert [message.body for message in face.iterate(stream)] == [b"0", b"1", b"2"]

@@ -67,13 +67,11 @@ def test_pika_messages(amqp_url: str, stream_name: str) -> None:
     bodies = [str(number).encode() for number in range(len(PIKA_MESSAGES))]
     publish_plain(amqp_url, stream_name, list(zip(bodies, PIKA_MESSAGES, strict=True)))
     messages = through_all_faces(amqp_url, stream_name)
-    assert [message.body for message in messages] == bodies
-    assert messages[0].properties == Properties()
+    assert ([message.body for message in messages], messages[0].properties) == (bodies, Properties())
     assert messages[2].properties == Properties(timestamp=MOMENT, **FIELDS)
     assert dict(messages[2].headers) == HEADERS
     assert dict(messages[3].headers) == {"x-device": "d-1", "x-number": 7, "when": MOMENT}
-    assert messages[4].headers["text as bytes"] == "abc"
-    assert messages[4].headers["bytes"] == b"\xff\x00\xfe"
+    assert (messages[4].headers["text as bytes"], messages[4].headers["bytes"]) == ("abc", b"\xff\x00\xfe")
     assert dict(messages[6].headers) == {}
     assert all(type(value) is not float for message in messages for value in message.headers.values())
 
@@ -152,7 +150,6 @@ def test_a_message_is_a_value(face: Face, amqp_url: str, stream_name: str) -> No
     with pytest.raises(TypeError):
         message.headers["a"] = 1  # type: ignore[index]
     again = pickle.loads(pickle.dumps(message))
-    assert again == message
-    assert hash(again) == hash(message)
+    assert (again, hash(again)) == (message, hash(message))
     assert repr(message) == f"<Message {stream_name}@0>"
     assert message != face.iterate

@@ -15,16 +15,9 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum import MessageId, errors
 from relatum.reading import ChunkCache, Message, StreamBounds, StreamReader, TimeSource
 from tests.contract._faces import Face, open_face, ways
-from tests.support import (
-    LIMIT_S,
-    broker_connection,
-    delete_stream,
-    new_streams,
-    publish_plain,
-    unique_name,
-    wait_until,
-)
+from tests.support import LIMIT_S, broker_connection, delete_stream, new_streams, publish_plain, unique_name, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.raising import raising
 
 IDLE_S = 3.0
 """Seconds in which a message that is there surely comes."""
@@ -86,9 +79,8 @@ def test_what_is_not_there_is_not_found_and_says_where_the_end_is(face: Face, nu
     """After the last message, not an offset, or any of an empty stream: an error, not a wait; reading continues."""
     beyond = (COUNT, COUNT + 1000, 2**63 - 1)
     for stream, offset, last in (*((numbered, each, LAST) for each in beyond), (stream_name, 0, None)):
-        with pytest.raises(errors.OffsetNotFound) as caught:
+        with raising(errors.OffsetNotFound, stream=stream, offset=offset, last=last):
             face.read(stream, offset)
-        assert (caught.value.stream, caught.value.offset, caught.value.last) == (stream, offset, last)
         assert face.read(numbered, 1).body == b"1"
     for offset in (-1, 2**63, 2**70):
         with pytest.raises(errors.OffsetNotFound):
@@ -99,9 +91,8 @@ def test_a_missing_stream(face: Face, numbered: str) -> None:
     """A stream that does not exist is named in the error, and the next read answers."""
     name = unique_name("missing")
     for attempt in ways(face, name):
-        with pytest.raises(errors.StreamNotFound) as caught:
+        with raising(errors.StreamNotFound, stream=name):
             attempt()
-        assert caught.value.stream == name
         assert face.read(numbered, 1).body == b"1"
 
 

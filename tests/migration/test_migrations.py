@@ -143,8 +143,7 @@ def test_a_revision_that_is_not_known_is_refused(released_url: str, revision: st
     before = dump(released_url)
     with pytest.raises(ConfigurationError, match=f"revision {revision}, .* nothing was changed"):
         relatum_migrations.upgrade(released_url)
-    assert dump(released_url) == before
-    assert relatum_migrations.current(released_url) == revision
+    assert (dump(released_url), relatum_migrations.current(released_url)) == (before, revision)
 
 
 OF_COLLECTORS = "collectors collector_members collector_sources collected_messages"

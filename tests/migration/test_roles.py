@@ -79,8 +79,7 @@ def test_roles_that_could_not_be_made_are_named_and_granted_by_another_migrate(s
         assert "relatum_recorder" in said
         assert "relatum_router" not in said
         administrator.execute("ALTER ROLE first CREATEROLE")
-    assert migrate(first) == ""
-    assert migrate(second) == ""
+    assert (migrate(first), migrate(second)) == ("", "")
     # The revisions also grant if the roles exist from the start.
     fresh = owned(server_url, "fresh")
     assert migrate(fresh) == ""

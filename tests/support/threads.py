@@ -44,7 +44,9 @@ class Threads:
 
     def told(self, record: logging.LogRecord) -> bool:
         """Whether a line of a log may be a later one's: no earlier component logged it."""
-        # The number of a thread that has ended may belong to another by now.
+        # Threads of the process are no component's. The number of a thread that has ended may belong to another by now.
+        if record.threadName in ("relatum-calls", "relatum-connecting"):
+            return True
         return not any(
             each.ident == record.thread and each.is_alive() for each in self._earlier if each.name.startswith("relatum")
         )

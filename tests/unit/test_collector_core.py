@@ -296,8 +296,7 @@ class CoreAndModel(RuleBasedStateMachine):
     def they_agree(self) -> None:
         if not hasattr(self, "core"):
             return
-        assert self.core.held_bytes == self.model.held
-        assert len(self.core.held) == len(self.model.messages)
+        assert (self.core.held_bytes, len(self.core.held)) == (self.model.held, len(self.model.messages))
         assert self.core.deadline() == self.model.deadline()
         for type_ in TYPES:
             assert self.core.waiting_bulks(type_) == len(self.model.waiting(type_))
@@ -351,8 +350,7 @@ def test_lost_messages_are_released() -> None:
     assert [put(core, 0), put(core, 1), put(core, 2)] == [Verdict.TAKEN, Verdict.KNOWN, Verdict.KNOWN]
     lost = taken(core)
     core.settle(lost, [], 0.0)
-    assert (offsets(lost), put(core, 2)) == ([2], Verdict.TAKEN)
-    assert core.deadline() == 600.0
+    assert (offsets(lost), put(core, 2), core.deadline()) == ([2], Verdict.TAKEN, 600.0)
 
 
 def test_room_for_others_ends_at_the_limit() -> None:

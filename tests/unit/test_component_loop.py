@@ -17,11 +17,9 @@ import pytest
 from relatum import errors
 from relatum.common.waiting import ANSWER_S, ComponentLoop, Deadline, LoopThread, Outages, Server, pause
 from relatum.reading.following import BrokerReach
-from tests.support import wait_until
+from tests.support import LIMIT_S, wait_until
 from tests.support.forking import in_child
 from tests.support.loop_guard import BlockedLoop, blocked
-
-LIMIT_S = 60.0
 
 logger = logging.getLogger("relatum.test-loop")
 
@@ -40,6 +38,18 @@ def running(loop: ComponentLoop, function: Callable[..., Any], *arguments: objec
     return future
 
 
+async def nothing() -> None:
+    pass
+
+
+async def wait_for_cancelling(begun: threading.Event, at_end: Callable[[], object]) -> None:
+    begun.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        at_end()
+
+
 def assert_goes_on(loop: ComponentLoop) -> None:
     came = threading.Event()
     assert loop.call(came.set)
@@ -55,11 +65,8 @@ def test_calls_and_coroutines_run_in_its_thread(loop: ComponentLoop) -> None:
     async def fail() -> None:
         raise KeyError("no")
 
-    here, there = running(loop, where).result(LIMIT_S)
-    assert isinstance(here, LoopThread)
-    assert not isinstance(there, LoopThread)
-    assert here.daemon
-    assert there.daemon
+    found = running(loop, where).result(LIMIT_S)
+    assert [(isinstance(each, LoopThread), each.daemon) for each in found] == [(True, True), (False, True)]
     with pytest.raises(KeyError):
         running(loop, fail).result(LIMIT_S)
 
@@ -169,15 +176,7 @@ def test_what_blocks_is_refused_in_it(loop: ComponentLoop) -> None:
 def test_a_call_that_is_cancelled_is_cancelled_in_the_loop(loop: ComponentLoop) -> None:
     """Cancelling the future of a coroutine cancels the coroutine in the loop."""
     begun, ended = threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    future = running(loop, wait)
+    future = running(loop, wait_for_cancelling, begun, ended.set)
     assert begun.wait(LIMIT_S)
     assert future.cancel()
     assert ended.wait(LIMIT_S)
@@ -188,9 +187,6 @@ def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
     loop = ComponentLoop("relatum-test", logger)
     loop.start()
     futures = []
-
-    async def nothing() -> None:
-        pass
 
     stopping = threading.Thread(target=loop.stop, args=(LIMIT_S,))
     stopping.start()
@@ -208,23 +204,13 @@ def test_what_is_called_while_a_loop_ends_leaves_no_task(steps: int, caplog: pyt
     begun = threading.Event()
     futures = []
 
-    async def nothing() -> None:
-        pass
-
     def call_after(steps: int) -> None:
         if steps:
             loop.call(call_after, steps - 1)
         else:
             futures.append(loop.run(nothing))
 
-    async def wait() -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            call_after(steps)
-
-    running(loop, wait)
+    running(loop, wait_for_cancelling, begun, lambda: call_after(steps))
     assert begun.wait(LIMIT_S)
     assert loop.stop(LIMIT_S)
     gc.collect()
@@ -236,7 +222,6 @@ outage_logger = logging.getLogger("relatum.test-outages")
 AWAY = errors.DatabaseUnavailable("refused")
 GONE = errors.BrokerUnavailable("gone")
 NO_STREAM = errors.StreamNotFound("no such stream", stream="s")
-NOT_READY = errors.StreamUnavailable("starts", stream="s")
 
 ON = "goes on"
 ENDS = "ends while it waits"
@@ -268,7 +253,7 @@ CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
             [("s", GONE), ("s", error), ("s", ON)],
             [RABBITMQ_AWAY, RABBITMQ_BACK],
         )
-        for error in (NOT_READY, errors.ReadTimeout("t"), errors.ConnectionLost("l"))
+        for error in (errors.StreamUnavailable("", stream="s"), errors.ReadTimeout("t"), errors.ConnectionLost("l"))
     },
     "one that comes anew meets a broker before its streams": (
         [("the members", GONE), ("reading", errors.StreamNotHere("no replica", stream="s")), ("the members", ON)],
@@ -358,8 +343,7 @@ def test_a_server_never_asked_or_silent_is_not_up(outages: Outages, monkeypatch:
     with outages.asking(Server.DATABASE):
         assert outages.is_up(Server.DATABASE)
         monkeypatch.setattr("relatum.common.waiting._failures.ANSWER_S", -ANSWER_S)
-        assert not outages.is_up(Server.DATABASE)
-        assert not outages.is_up(Server.BROKER)
+        assert not any(map(outages.is_up, (Server.DATABASE, Server.BROKER)))
     assert outages.is_up(Server.DATABASE)
 
 

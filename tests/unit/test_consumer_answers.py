@@ -1,10 +1,11 @@
-"""Answers, proofs and traces, without servers."""
+"""Answers, proofs and traces, without servers; and the ranges of offsets that they rest on."""
 
 import json
 import pickle
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from relatum import MessageId
 from relatum.common.ids import fingerprint
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
 from relatum.reading import Agreement, ChunkCache, Message, Position, Properties, StreamBounds, UnreadableRecord
-from relatum.store.coverage import TIME, CoverageRow, covered, last_position
+from relatum.recording.ranges import unrecorded
+from relatum.store.coverage import TIME, CoverageRow, covered, last_position, merged, missing
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
+from relatum_consumer.groups._finding import unscanned_ranges
 from relatum_consumer.lookups.answering import first_retained, is_sure
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence, Uncovered, check_identity, gaps
@@ -29,8 +32,11 @@ def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Mess
     return Message("s", offset, None, chunk_ms, lambda: ({}, Properties(), body, True))
 
 
-def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: Position | None = None) -> CoverageRow:
-    return CoverageRow(1, start, stop, keys, TIME in keys, kind, recorded_at=datetime.now(UTC)).known_by(position)
+def covers(
+    start: int, stop: int, *keys: int, kind: str = "recorded", position: Position | None = None, number: int = 1
+) -> CoverageRow:
+    row = CoverageRow(1, start, stop, keys, TIME in keys, kind, coverage_id=number, recorded_at=datetime.now(UTC))
+    return row.known_by(position)
 
 
 def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:
@@ -62,6 +68,61 @@ def test_an_answer_says_what_holds_and_what_to_run() -> None:
 
 
 ranges = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)
+some_ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), max_size=8)
+
+
+def points(spans: Any) -> set[int]:
+    return {offset for start, stop in spans for offset in range(start, stop)}
+
+
+@given(some_ranges, st.integers(0, 60), st.integers(0, 60))
+def test_merged_and_missing_ranges_make_the_whole(spans: list[list[int]], a: int, b: int) -> None:
+    """Merged ranges are apart and cover the same offsets; the missing ones are their complement within a range."""
+    result = merged(map(tuple, spans))
+    assert points(result) == points(spans)
+    assert all(a[1] < b[0] for a, b in pairwise(result))
+    within = (min(a, b), max(a, b))
+    assert points(missing(within, result)) == points([within]) - points(spans)
+
+
+@given(st.lists(st.tuples(some_ranges, st.sets(st.integers(0, 3) | st.just(TIME))), max_size=4))
+def test_segments_name_the_keys_each_offset_lacks(parts: list[tuple[list[list[int]], set[int]]]) -> None:
+    """Each offset's segment names exactly the keys for which no range covers it."""
+    rows = [covers(*ends, *ids) for spans, ids in parts for ends in spans]
+    segments = unrecorded(rows, (0, 60), range(4))
+    for offset in range(60):
+        lacking = {key for key in range(4) if not any(a <= offset < b for a, b in covered(rows, key))}
+        found = [set(segment.key_ids) for segment in segments if segment.from_offset <= offset < segment.to_offset]
+        assert found == ([lacking] if lacking else [])
+
+
+def test_a_hole_covers_nothing() -> None:
+    """Offsets in a hole are not recorded."""
+    assert covered([covers(0, 10, 1), covers(10, 20, 1, kind="hole")], 1) == [(0, 10)]
+
+
+KEY = 7
+
+
+@given(some_ranges, some_ranges, st.integers(0, 60))
+def test_what_is_not_scanned_is_due(recorded: list[list[int]], scanned: list[list[int]], low: int) -> None:
+    """A stretch holds each offset that is recorded, not scanned and not before the start, and no other."""
+    rows = [covers(*ends, KEY, number=number) for number, ends in enumerate(recorded)]
+    found = unscanned_ranges(rows, [(start, stop) for start, stop in scanned], KEY, low)
+    due = {offset for offset in points(recorded) - points(scanned) if offset >= low}
+    assert points((each.start, each.stop) for each in found) == due
+    for each in found:
+        of_range = rows[each.coverage_id]
+        assert of_range.from_offset <= each.start < each.stop <= of_range.to_offset
+        assert each.grows == each.start or [each.grows, each.start] in scanned
+
+
+def test_ranges_without_groups_are_left_out_and_scanned_ones_grow() -> None:
+    """Holes and ranges without the group key are not scanned; a stretch extends the scanned range before it."""
+    rows = [covers(0, 10, 3), covers(10, 20, KEY, number=2), covers(20, 30, KEY, number=3, kind="hole")]
+    assert [(each.start, each.stop) for each in unscanned_ranges(rows, [], KEY)] == [(10, 20)]
+    (found,) = unscanned_ranges([covers(0, 50, KEY)], [(0, 20)], KEY)
+    assert (found.grows, found.start, found.stop) == (0, 20, 50)
 
 
 @given(

@@ -34,6 +34,11 @@ ADDRESSES: dict[str | URL, str] = {
         "user=us+er password=p/w host=db port=5433 dbname=name application_name='my app'"
     ),
     make_url("postgresql://user:two%20words@db/name"): "user=user password='two words' host=db dbname=name",
+    # Each way in which libpq takes a whole number is taken.
+    **{
+        f"postgresql://db?connect_timeout={number.replace('+', '%2B')}": f"host=db connect_timeout={number}"
+        for number in ("7", "-1", "0", "+3")
+    },
 }
 
 
@@ -158,6 +163,19 @@ def test_what_a_caller_wrote_stays_the_drivers_error() -> None:
                 raise raised
     with pytest.raises(errors.DatabaseUnavailable), translated_errors(theirs_too=True):
         raise psycopg.errors.AdminShutdown("going away")
+
+
+def test_an_option_that_psycopg_refuses_is_configuration() -> None:
+    """Also where it is of the environment, or of a caller's own engine, and not of a URL."""
+    with pytest.raises(ConfigurationError, match="bad value for connect_timeout"), translated_errors():
+        psycopg.connect("host=127.0.0.1 port=1", connect_timeout="abc")
+
+
+@pytest.mark.parametrize("what", ["schema relatum", "table relationships", "sequence streams_stream_id_seq"])
+def test_a_missing_privilege_names_the_roles(what: str) -> None:
+    """PostgreSQL's words are followed by the roles that the migration made."""
+    with pytest.raises(errors.AccessRefused, match=r"relatum_consumer.*relatum_recorder"), translated_errors():
+        raise psycopg.errors.InsufficientPrivilege(f"permission denied for {what}")
 
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.RelatumError)]

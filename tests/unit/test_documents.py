@@ -14,6 +14,7 @@ import pytest
 import relatum
 import relatum_consumer
 from relatum.metrics import Counter, Distribution, Metric, declared
+from relatum.wire.frames import Command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,6 +68,12 @@ def test_blocks_can_be_run(page: Path) -> None:
     assert test is None or page.name in (ROOT / "tests" / test).read_text(), f"{test} does not read {page.name}"
     unmarked = len(re.findall(r"```python\n", text)) - len(NOT_RUN.findall(text))
     assert bool(unmarked) == bool(test), f"{page.name}: {unmarked} blocks to be run, by {test}"
+
+
+def test_each_command_of_the_stream_protocol_is_on_the_page() -> None:
+    """The page of questions names each command of the stream protocol."""
+    page = (ROOT / "docs" / "questions.md").read_text()
+    assert [command.name for command in Command if f"`{command.name}`" not in page] == []
 
 
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

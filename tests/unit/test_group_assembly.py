@@ -58,9 +58,7 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
     """A duplicate that is retained stands in for it."""
     rows = [Member(ID, 1, True, "a", 1, None), Member(ID, 1, True, "a", 9, None)]
     group = assemble(ID, rows, floors={"a": 5})
-    assert group.is_complete
-    assert group.position.anomalies == ()
-    assert [row[4] for row in group.rows] == [9]
+    assert (group.is_complete, group.position.anomalies, [row[4] for row in group.rows]) == (True, (), [9])
 
 
 def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
@@ -89,9 +87,8 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
 
 
 TIME_US = 1_700_000_000_000_000
-OTHER_ID = "f" * 48
 HEADERS: dict[str, list[Any]] = {
-    "group_id": [ID, OTHER_ID, ID.encode(), None, 0],
+    "group_id": [ID, "f" * 48, ID.encode(), None, 0],
     "group_sequence": [1, 2, 1.0, True, "1", b"1", 0],
     "group_last": [True, False, 1, 0, 1.0, "true", b"true", None],
     "relatum_time": [TIME_US, TIME_US + 1, float(TIME_US), True, str(TIME_US), 2**62],

@@ -31,6 +31,7 @@ from relatum.membership import (
 )
 from relatum.publishing import Numbering, Stamper
 from relatum.reading import Message
+from tests.support.raising import raising
 
 ID = "0123456789abcdef" * 3
 
@@ -77,8 +78,7 @@ def message(headers: dict[str, Any]) -> Message:
 @given(memberships)
 def test_headers_and_value_tell_the_same_place(place: Membership) -> None:
     """A place survives its headers and its key's value."""
-    assert membership(place.headers) == place
-    assert checked_membership(place.headers) == place
+    assert (membership(place.headers), checked_membership(place.headers)) == (place, place)
     assert GROUP_KEY.read(bases(place.headers, {}.get, bytes)) == ([place.value], [])
     assert parse_value(place.value) == place
 
@@ -178,9 +178,8 @@ def test_a_flag_that_is_missing_is_added_as_false(
 def test_bad_headers_are_refused_with_a_reason(headers: dict[str, Any], reason: str) -> None:
     """The interceptor refuses bad headers with a reason, or counts and sends them; without the key it ignores them."""
     for check in (checked_membership, *(partial(stamp, Stamper(keys)) for keys in KEYS)):
-        with pytest.raises(InvalidGroup) as caught:
+        with raising(InvalidGroup, reason=reason) as caught:
             check(headers)
-        assert caught.value.reason == reason
         assert type(caught.value.reason) is str
         assert pickle.loads(pickle.dumps(caught.value)).reason == reason
     skipping = Stamper([GROUP_KEY], on_invalid="skip")
@@ -226,9 +225,8 @@ def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) ->
             continue
         ends = step == "last"
         if last_is_out and (ends or not gaps):
-            with pytest.raises(InvalidGroup) as caught:
+            with raising(InvalidGroup, reason="group_has_ended"):
                 numbers._take(last=ends)
-            assert caught.value.reason == "group_has_ended"
             continue
         place = numbers._take(last=ends)
         assert place.sequence == (max(taken, default=0) + 1 if ends or not gaps else min(gaps))
@@ -236,10 +234,8 @@ def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) ->
         out.append(place)
     position = assess(numbers.group_id, out)
     assert position.anomalies == ()
-    assert numbers.is_complete == position.is_complete
-    assert numbers._is_begun == bool(out)
-    assert numbers._missing == position.missing
-    assert numbers.last_sequence == position.last_sequence
+    assert (numbers.is_complete, numbers._is_begun) == (position.is_complete, bool(out))
+    assert (numbers._missing, numbers.last_sequence) == (position.missing, position.last_sequence)
     assert numbers._next_free == position.highest + 1
 
 
@@ -253,8 +249,7 @@ def test_going_on_from_a_position_completes_the_group(there: set[int], has_last:
         last_is_due = numbers.last_sequence is None and not numbers._missing
         members.append(numbers._take(last=last_is_due))
     position = assess(ID, members)
-    assert position.is_complete
-    assert position.anomalies == ()
+    assert (position.is_complete, position.anomalies) == (True, ())
 
 
 def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
@@ -263,9 +258,8 @@ def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
     assert numbers._is_begun
     assert numbers._take() == Membership(ID, GROUP_SEQUENCE_MAX, False)
     for _ in range(2):
-        with pytest.raises(InvalidGroup) as caught:
+        with raising(InvalidGroup, reason="group_sequence_out_of_range"):
             numbers._take(last=True)
-        assert caught.value.reason == "group_sequence_out_of_range"
     assert not numbers.is_complete
 
 
@@ -281,9 +275,8 @@ def test_numbers_begin_where_the_caller_says_and_end_at_the_limit() -> None:
 )
 def test_impossible_beginnings_are_refused(group_id: str | None, start: int, reason: str) -> None:
     """A new group begins at 1, and an id or a number that cannot be is refused."""
-    with pytest.raises(InvalidGroup) as caught:
+    with raising(InvalidGroup, reason=reason):
         Numbering(group_id, start)
-    assert caught.value.reason == reason
 
 
 def test_another_group_is_not_gone_on_with_in_the_middle() -> None:
@@ -291,9 +284,8 @@ def test_another_group_is_not_gone_on_with_in_the_middle() -> None:
     numbers = Numbering()
     numbers._resume(assess(ID, [Membership(ID, 1, False)]))
     assert (numbers.group_id, numbers._take().sequence) == (ID, 2)
-    with pytest.raises(InvalidGroup) as caught:
+    with raising(InvalidGroup, reason="option_invalid"):
         numbers._resume(assess("cd" * 24, []))
-    assert caught.value.reason == "option_invalid"
 
 
 @pytest.mark.parametrize(
@@ -309,9 +301,8 @@ def test_a_group_that_cannot_become_whole_is_not_gone_on_with(
 ) -> None:
     """A group with an anomaly that no message can cure is refused, and nothing changes."""
     numbers = Numbering(ID, 7)
-    with pytest.raises(GroupConflict) as caught:
+    with raising(GroupConflict, group_id=ID, anomaly=anomaly):
         numbers._resume(assess(ID, members, expired=gone))
-    assert (caught.value.group_id, caught.value.anomaly) == (ID, anomaly)
     assert numbers._take().sequence == 7
 
 
@@ -361,8 +352,7 @@ def test_it_says_what_a_naive_account_says(
     there = {member.sequence for member in members}
     lasts = {member.sequence for member in members + [m for m in gone if m.sequence not in there] if member.last}
     end = min(lasts) if lasts else max(there, default=0)
-    assert position.seen == len(there)
-    assert position.highest == max(there, default=0)
+    assert (position.seen, position.highest) == (len(there), max(there, default=0))
     assert position.last_sequence == (min(lasts) if lasts else None)
     assert all(first <= last for first, last in position.missing)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(position.missing))
@@ -381,5 +371,4 @@ def test_it_says_what_a_naive_account_says(
 def test_a_gap_of_a_thousand_million_numbers_costs_nothing() -> None:
     """A gap of any size is one range."""
     position = assess(ID, group(1, 999_999_999, last=999_999_999))
-    assert position.missing == ((2, 999_999_998),)
-    assert (position.contiguous, position.seen) == (1, 2)
+    assert (position.missing, position.contiguous, position.seen) == (((2, 999_999_998),), 1, 2)

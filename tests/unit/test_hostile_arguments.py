@@ -18,6 +18,8 @@ import relatum_migrations
 from relatum import collecting, errors, local, recording, superstreams
 from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
+from relatum.common.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
+from relatum.common.waiting import Deadline
 from relatum.keys import as_definitions
 from relatum.reading import AsyncStreamReader, Message, Properties, ReaderStatistics, StreamReader
 from relatum.reading._plan import Part
@@ -354,3 +356,38 @@ def test_ids_are_pairs(ids: Any) -> None:
     """What is not a pair of a name and an offset is refused, before a connection is taken for it."""
     with pytest.raises(errors.InvalidInput):
         Part(ids)
+
+
+@pytest.mark.parametrize(
+    ("check", "argument", "said", "values"),
+    [
+        (checked_count, "limit", "^limit= takes", [*COUNTS, 0, 1.0, None, 2**31, 2**63 - 1, 2**63, 10**5000]),
+        (checked_seconds, "timeout_s", "^timeout_s= takes seconds", [*SECONDS, -0.1, -math.inf, None, 1e300, 10**5000]),
+        (checked_name, "stream", "^stream= takes a name", [*NAMES, 7, None, ["orders"], "é" * 128]),
+    ],
+)
+def test_what_is_no_count_no_time_and_no_name(
+    check: Callable[[str, Any], Any], argument: str, said: str, values: list[Any]
+) -> None:
+    """It is refused by its argument's name, in a line that any terminal can show, and never whole."""
+    for value in values:
+        with pytest.raises(errors.InvalidInput, match=said) as caught:
+            check(argument, value)
+        assert len(str(caught.value).encode()) < 400, value
+
+
+def test_the_ends_of_what_can_be_given() -> None:
+    """The least and the most are taken."""
+    assert [checked_count("limit", each) for each in (1, COUNT_MAX)] == [1, COUNT_MAX]
+    assert [checked_seconds("timeout_s", each) for each in (0, 0.5, SECONDS_MAX)] == [0, 0.5, SECONDS_MAX]
+    assert checked_seconds("before_s", 1e300, most=math.inf) == 1e300
+    for name in ("bestellungen-ä\U0001f600", "é" * 127):
+        assert checked_name("stream", name) == name
+
+
+def test_errors_show_seconds_as_people_say_them() -> None:
+    """No more digits than anybody reads, no zeros behind a point; so does a call whose time is over."""
+    shown = {0: "0 s", 0.05: "0.05 s", 0.5: "0.5 s", 1: "1 s", 2.3791: "2.4 s", 10.0: "10 s", 12.6: "13 s"}
+    assert {seconds: seconds_text(seconds) for seconds in shown} == shown
+    assert seconds_text(86_400) == "86,400 s"
+    assert [str(Deadline(10.0)), str(Deadline(None, Deadline(2.3791)))] == ["10 s", "2.4 s"]

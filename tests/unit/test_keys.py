@@ -4,6 +4,7 @@ import json
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from relatum.keys import (
     timestamp_us,
 )
 from relatum.publishing import Stamper
+from tests.support.raising import raising
 
 TEXT, INTEGER, TIMESTAMP = KeyType.TEXT, KeyType.INTEGER, KeyType.TIMESTAMP
 
@@ -81,13 +83,11 @@ def test_equal_values_have_one_canonical_form(value: Any, key_type: KeyType, exp
 )
 def test_values_that_cannot_be_keys_are_refused_by_reason(value: Any, key_type: KeyType, reason: SkipReason) -> None:
     """Each kind of bad value has its own reason, which the publisher's error names together with the key."""
-    with pytest.raises(InvalidValue) as caught:
+    with raising(InvalidValue, reason=reason):
         canonical(value, key_type)
-    assert caught.value.reason is reason
     stamper = Stamper(as_definitions([KeyDefinition("order_id", type=key_type)]))
-    with pytest.raises(errors.InvalidRelationshipKey) as refused:
+    with raising(errors.InvalidRelationshipKey, key="order_id", reason=reason):
         stamper.stamp({"order_id": value}, "m", 1, None, b"")
-    assert (refused.value.key, refused.value.reason) == ("order_id", reason)
     stamper.stamp({"other": value}, "m", 1, None, b"")
 
 
@@ -144,6 +144,8 @@ def test_a_canonical_value_can_be_searched_for(key_type: KeyType, value: str) ->
         lambda: KeyDefinition("k", source="property:timestamp"),
         lambda: as_definitions([KeyDefinition("k"), KeyDefinition("k", type="integer")]),
         lambda: KeyDefinition("k", source=["a", "b"]).canonical_query("a"),
+        # A key of one part takes one value.
+        *(partial(KeyDefinition("k").canonical_query, values) for values in (("4711", "4712"), ["4711"], ())),
         lambda: as_definitions([KeyDefinition("k"), KeyDefinition("k", names="id")]),
     ],
 )
@@ -155,10 +157,11 @@ def test_definitions_that_cannot_be_are_refused(make: Any) -> None:
 
 
 def test_errors_keep_their_fields_through_pickle() -> None:
-    """Spark and process pools move errors between processes."""
+    """Spark and process pools move errors between processes; one about a whole stream has no offset."""
     error = errors.OffsetExpired("gone", stream="s", offset=3, first=7)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.args, copy.stream, copy.offset, copy.first) == (type(error), error.args, "s", 3, 7)
+    assert errors.StreamNotHere("no replica", stream="orders").offset is None
 
 
 @pytest.mark.parametrize(

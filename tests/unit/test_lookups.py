@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from relatum import metrics
-from relatum.common.limits import INTEGER_MAX
+from relatum.common.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.common.waiting import Deadline, within
-from relatum.errors import InvalidInput, InvalidKeyDefinition, ReadTimeout, RelatumError
-from relatum.keys import KeyDefinition
+from relatum.errors import InvalidInput, ReadTimeout, RelatumError
 from relatum.reading import Message, ReaderStatistics, StreamBounds
 from relatum_consumer._known_spans import ALWAYS, KnownSpans, _intersection, _low, _union
 from relatum_consumer.lookups import answering, servers
@@ -174,19 +173,17 @@ def test_a_scan_that_does_not_reach_the_known_end_proves_nothing(offsets: Iterab
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "is_held"),
-    [(11, 19, True), (10, 15, False), (15, 20, False), (15, 35, False), (31, 39, True), (20, 25, False), (1, 2, False)],
+    ("spans", "held", "others"),
+    [
+        ([(10, 20), (30, 40)], [(11, 19), (31, 39)], [(10, 15), (15, 20), (15, 35), (20, 25), (1, 2)]),
+        ([(ALWAYS, 100)], [(ALWAYS + 1, 99)], []),
+        ([], [], [(1, 2)]),
+    ],
 )
-def test_a_span_is_held_between_its_ends(low: int, high: int, is_held: bool) -> None:
-    """A time is known strictly inside a span; neither its ends nor a gap between spans is."""
-    assert of_spans((10, 20), (30, 40)).holds(low, high) is is_held
-
-
-def test_nothing_is_known_of_nothing() -> None:
-    """Without a known span, no time is known."""
-    assert of_spans().until == ALWAYS
-    assert not of_spans().holds(1, 2)
-    assert of_spans((ALWAYS, 100)).holds(ALWAYS + 1, 99)
+def test_a_span_is_held_between_its_ends(spans: Any, held: Any, others: Any) -> None:
+    """A time is known strictly inside a span; neither its ends nor a gap between spans is, nor anything without one."""
+    assert [each for each in (*held, *others) if of_spans(*spans).holds(*each)] == held
+    assert spans or of_spans().until == ALWAYS
 
 
 def test_all_streams_must_know() -> None:
@@ -238,8 +235,9 @@ def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_same_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that is read twice counts once."""
+    """A message that is read twice counts once, and its bytes once."""
     monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 2)
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 2 * (MESSAGE_BYTES + 10))
     gathered = Matches(lambda each: True, "")
     for each in (message(1), message(2), message(1)):
         gathered.consider(each)
@@ -269,13 +267,6 @@ def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: 
     nobody = Servers(ask, no_broker)
     with pytest.raises(InvalidInput, match=said):
         sought(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest")
-
-
-@pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])
-def test_a_key_of_one_part_takes_one_value(values: list[str] | tuple[str, ...]) -> None:
-    """A key of one component refuses several values."""
-    with pytest.raises(InvalidKeyDefinition):
-        KeyDefinition("order_id").canonical_query(values)
 
 
 def test_a_scrape_may_be_what_ends_a_dropped_object() -> None:

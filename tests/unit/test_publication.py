@@ -99,6 +99,12 @@ class _Run:
             self.step()
         return self
 
+    def end_unsettled(self, how: str) -> None:
+        """Its adoption arrives, or is lost, and has no confirm."""
+        self.world.refuses.append(BrokerUnavailable(how))
+        with pytest.raises(Unsettled):
+            self.end()
+
 
 @pytest.fixture
 def world() -> _World:
@@ -142,8 +148,7 @@ def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
     """A name's first message asks for its placement; a message counts after a look that follows its confirm."""
     publications = routed(world)
     run = publish(world, publications)
-    assert run.asked == ["changes", "place", "send", "changes"]
-    assert run.result.name == "x"
+    assert (run.asked, run.result.name) == (["changes", "place", "send", "changes"], "x")
     assert world.streams["p0"] == [Data("x", run.result.wanted)]
     assert publish(world, publications).asked == ["send", "changes"]
     assert not len(publications.unchecked)
@@ -221,9 +226,7 @@ def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World,
     if how == "cancelled":
         run.steps.close()
     else:
-        world.refuses.append(BrokerUnavailable(how))
-        with pytest.raises(Unsettled):
-            run.end()
+        run.end_unsettled(how)
     publish(world, publications)
     assert world.streams["p1"][1:] == [Adoption("x", 2, "p0", 2), Data("x", Placed(2, publications.name, 3))]
     assert not len(publications.unchecked)
@@ -237,9 +240,7 @@ def test_an_adoption_without_a_confirm_is_found_in_front_of_a_later_move(world: 
     world.generation += 1
     world._set("x", stream="p2", epoch=world.next_epoch())
     run.until("adopt")
-    world.refuses.append(BrokerUnavailable("arrives"))
-    with pytest.raises(Unsettled):
-        run.end()
+    run.end_unsettled("arrives")
     world.streams["p2"].append(Data("y", None))
     world.move("x", "p0")
     publish(world, publications)
@@ -253,9 +254,7 @@ def test_an_adoption_that_arrives_behind_the_next_fence_is_a_stray(world: _World
     run = begun(world, publications).until("send")
     world.move("x", "p1")
     run.until("adopt")
-    world.refuses.append(BrokerUnavailable("is lost"))
-    with pytest.raises(Unsettled):
-        run.end()
+    run.end_unsettled("is lost")
     run = begun(world, publications).until("search")
     world.move("x", "p2")
     world.streams["p1"].append(Adoption("x", 2, "p0", 2))
@@ -446,8 +445,7 @@ def test_a_look_forgets_what_was_confirmed_before_it_and_counts() -> None:
     late = sent_of("x", 4, 2)
     unchecked.add(late)
     unchecked.checked(mark, cache)
-    assert unchecked.of("x") == [old, doubtful, late]
-    assert unchecked.of("x", mark) == [old, doubtful]
+    assert (unchecked.of("x"), unchecked.of("x", mark)) == ([old, doubtful, late], [old, doubtful])
     unchecked.checked(unchecked.mark(), cache)
     assert unchecked.of("x") == [old, doubtful]
 

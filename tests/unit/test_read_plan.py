@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import OffsetNotFound, StreamNotHere
+from relatum.errors import OffsetNotFound
 from relatum.reading import ChunkCache, Message, SocketConnection
 from relatum.reading._plan import (
     ATTACH_S,
@@ -257,8 +257,3 @@ def test_the_oldest_go_where_there_are_too_many() -> None:
     assert found == [0, 1, 2]
     kept.keep("s0", chunk(100, 1, size=1000))
     assert not any(list(kept.holding(f"s{n % 2}", [10 * n])) for n in (0, 1, 2, 10))
-
-
-def test_an_error_about_a_whole_stream_has_no_offset() -> None:
-    """The field exists, whichever request failed."""
-    assert StreamNotHere("no replica", stream="orders").offset is None

@@ -1,6 +1,5 @@
 """What a recorder reports of its progress, and what an embedded one asks about names."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ from relatum.recording.embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, W
 from relatum.recording.recorder import SHARED_NAME_BYTES_MAX, shared_name
 from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import Progress
-from relatum.wire.frames import Command
 from tests.support.alerts import documented_alerts, fires
 
 
@@ -134,14 +132,7 @@ def test_recorders_share_by_a_name_of_their_streams() -> None:
     assert name == shared_name("/", reversed(names)) != shared_name("/", names[:-1])
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "questions.md").read_text()
-
 STREAM, EXCHANGE = Subject("orders", False), Subject("events", True)
-
-
-def test_each_command_of_the_stream_protocol_is_on_the_page() -> None:
-    """The page names each command of the stream protocol."""
-    assert [command.name for command in Command if f"`{command.name}`" not in PAGE] == []
 
 
 def due(watched: Watched, now: float) -> list[Subject]:
@@ -189,12 +180,10 @@ def test_what_is_new_has_its_turn_first() -> None:
     known = [Subject(f"queue-{number}", False) for number in range(3)]
     for subject in known:
         watched.add("", subject.name, 0.0)
-    assert due(watched, 0.0) == known
-    assert watched.next(now) == known[0]
+    assert (due(watched, 0.0), watched.next(now)) == (known, known[0])
     watched.answered(known[0], [], now)
     watched.add("events", "key", now)
-    assert due(watched, now) == [EXCHANGE, *known[1:]]
-    assert due(watched, 1.5) == [*known, EXCHANGE]
+    assert (due(watched, now), due(watched, 1.5)) == ([EXCHANGE, *known[1:]], [*known, EXCHANGE])
 
 
 def test_a_new_name_whose_query_fails_holds_up_no_other() -> None:

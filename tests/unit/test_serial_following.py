@@ -91,9 +91,7 @@ def test_a_batch_waits_for_more_until_it_is_full_or_old() -> None:
     put(partition, data("a", 1, "a1"), now=5.0)
     assert partition.due_at() == pytest.approx(5.02)
     put(partition, data("a", 1, "a2"), data("a", 1, "a3"), first=1, now=5.01)
-    assert partition.due_at() == 0.0
-    assert bodies(commit(partition, 5.01)) == ["a1", "a2"]
-    assert partition.position == 2
+    assert (partition.due_at(), bodies(commit(partition, 5.01)), partition.position) == (0.0, ["a1", "a2"], 2)
     assert bodies(partition.take(6.0)) == ["a3"]
 
 
@@ -104,8 +102,7 @@ def test_a_batch_given_back_while_it_was_committed_is_not_handed_out_again() -> 
     step = partition.take(1.0)
     partition.give_back(step)
     partition.committed(step, 1.0)
-    assert partition.due_at() is None
-    assert partition.position == 1
+    assert (partition.due_at(), partition.position) == (None, 1)
 
 
 def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
@@ -117,21 +114,18 @@ def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
     assert (bodies(step), step.position) == (["a1"], 2)
     assert partition.due_at() is None
     assert partition.silent_due_at() == pytest.approx(1.5), "a stray alone is in no hurry"
-    assert commit(partition, 2.0).position == 3
-    assert partition.silent_due_at() is None
+    assert (commit(partition, 2.0).position, partition.silent_due_at()) == (3, None)
 
 
 def test_a_hold_is_stored_before_it_is_asked_about() -> None:
     """A marker is stored at once; its hold waits from then on, and is handed out when it is released."""
     partition = following()
     put(partition, MARKER, data("a", 2, "a1"), data("b", 1, "b1"), now=1.0)
-    assert partition.silent_due_at() == 0.0
-    assert partition.waiting_holds() == []
+    assert (partition.silent_due_at(), partition.waiting_holds()) == (0.0, [])
     assert [hold.move_id for hold in commit(partition, 1.0).begun] == [MOVE]
     assert partition.waiting_holds() == [MOVE]
     held = commit(partition, 1.1)
-    assert bodies(held) == ["b1"]
-    assert held.holds == ((MOVE, 1, 1),)
+    assert (bodies(held), held.holds) == (["b1"], ((MOVE, 1, 1),))
     partition.release(MOVE, 1.2)
     put(partition, data("a", 2, "a2"), first=3, now=1.2)
     ended = partition.take(1.25)
@@ -146,8 +140,7 @@ def test_no_more_is_held_than_may_be() -> None:
     put(partition, MARKER)
     commit(partition)
     put(partition, *[data("a", 2, f"a{number}") for number in range(3)], data("b", 1, "b"), first=1)
-    assert partition.is_blocked
-    assert partition.due_at() is None
+    assert (partition.is_blocked, partition.due_at()) == (True, None)
     partition.release(MOVE, 0.0)
     found = [body for _ in range(3) if partition.due_at() is not None for body in bodies(commit(partition, 1.0))]
     assert found == ["a0", "a1", "a2", "b"]
@@ -173,8 +166,7 @@ def test_no_hold_is_released_before_all_is_read_again() -> None:
     assert partition.waiting_holds() == [MOVE]
     partition.release(MOVE, 0.0)
     step = partition.take(1.0)
-    assert bodies(step) == ["a1", "a2"]
-    assert partition.committed(step, 1.0) == [61.0]
+    assert (bodies(step), partition.committed(step, 1.0)) == (["a1", "a2"], [61.0])
 
 
 def test_what_retention_dropped_still_counts() -> None:
@@ -196,8 +188,7 @@ def test_a_stored_hold_whose_marker_is_gone_ends() -> None:
     assert commit(partition).ended == [MOVE]
     partition = following(4, holds={MOVE: 2}, since={MOVE: 60.0})
     partition.lost_to(9, 0.0)
-    assert commit(partition).ended == [MOVE]
-    assert partition.stored_holds == set()
+    assert (commit(partition).ended, partition.stored_holds) == ([MOVE], set())
 
 
 def test_adoptions_of_messages_that_are_gone_end_with_their_hold() -> None:
@@ -404,16 +395,12 @@ def test_what_is_decoded_can_be_stored(kind: object, facts: dict[str, Any]) -> N
         ("marker", {"move_id": 1, "epoch": 2, "contexts": ["a"], "source": 3, "fence_offset": 4}),
         ("marker", {"move_id": 1, "epoch": 2, "contexts": ["a"], "source": "\ud800", "fence_offset": 4}),
         ("adoption", {"context": "a", "epoch": 1, "stream": "s", "offset": -1}),
+        ("fence", b"[" * 100_000),
     ],
 )
 def test_what_is_not_as_we_write_it_is_an_applications_message(kind: str, facts: object) -> None:
-    """A body that only resembles a controls message is an application's message."""
-    assert decode(kind, json.dumps(facts).encode()) is None
-
-
-def test_a_body_that_nests_too_deep_is_an_applications_message() -> None:
-    """A body that Python cannot parse is an application's message."""
-    assert decode("fence", b"[" * 100_000) is None
+    """A body that only resembles a controls message, or that Python cannot parse, is an application's message."""
+    assert decode(kind, facts if isinstance(facts, bytes) else json.dumps(facts).encode()) is None
 
 
 @pytest.mark.parametrize(

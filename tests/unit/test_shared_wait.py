@@ -12,10 +12,9 @@ import pytest
 
 from relatum.common.waiting import SharedWait, pause, within
 from relatum.errors import AccessRefused, DatabaseUnavailable
-from tests.support import wait_until
+from tests.support import LIMIT_S, wait_until
 from tests.support.forking import in_child
 
-LIMIT_S = 60.0
 SOON_S = 15.0
 
 

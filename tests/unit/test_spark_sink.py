@@ -40,8 +40,7 @@ def test_message_ids_are_uuids_that_come_again() -> None:
     """A message without `message_id` gets a UUID that depends on stream, epoch, producer and number alone."""
     first, again, other = Numbering("r", 1, "s"), Numbering("r", 1, "s"), Numbering("r", 1, "t")
     given_id = first.next_message_id()
-    assert uuid.UUID(given_id).version == 8
-    assert uuid.UUID(given_id).variant == uuid.RFC_4122
+    assert (uuid.UUID(given_id).version, uuid.UUID(given_id).variant) == (8, uuid.RFC_4122)
     assert given_id == again.next_message_id() != other.next_message_id()
     first.next((b"",))
     assert first.next_message_id() != given_id
@@ -101,9 +100,7 @@ def test_what_is_encoded_is_read(body: bytes, headers: dict[str, object], new: b
         properties["message_id"], {"relatum_time": 5}
     )
     message = Message.from_record("s", 0, raw)
-    assert message.is_amqp
-    assert message.body == body
-    assert message.headers == given_headers | {"relatum_time": 5}
+    assert (message.is_amqp, message.body, message.headers) == (True, body, given_headers | {"relatum_time": 5})
     assert {name: getattr(message.properties, name) for name in properties} == properties
     assert message.time_us == 5
 

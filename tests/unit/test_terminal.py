@@ -32,8 +32,9 @@ from relatum_cli import show
 from relatum_cli.app import COMMANDS, app, load
 from relatum_cli.exits import ExitCode, exit_code_of
 from relatum_cli.logs import JsonFormatter, TextFormatter
-from relatum_cli.options import parse_span
+from relatum_cli.options import parse_moment, parse_span
 from relatum_cli.status import print_outcome
+from tests.support.raising import raising
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -96,13 +97,9 @@ def test_outcomes_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monk
     assert min(shown.count("s"), shown.count("x")) >= 100
 
 
-def test_times_of_any_zone_are_shown_in_utc() -> None:
-    """A time in another zone, as the database's sessions return it, is shown in UTC."""
+def test_times_ranges_and_sizes_are_shown_as_people_read_them() -> None:
+    """Times of the database's sessions are in UTC; a range's end is its last offset; long lists are cut."""
     assert show.moment_text(TOKYO) == "2026-11-23 09:30:00 UTC"
-
-
-def test_ranges_and_sizes_are_shown_as_people_read_them() -> None:
-    """A range's end is its last offset; long lists are cut."""
     assert show.ranges_text([(0, 1000)]) == "0–999"
     assert show.ranges_text([]) == "–"
     assert show.ranges_text([(n, n + 1) for n in range(5)]) == "0, 1, 2 and 2 more"
@@ -118,11 +115,59 @@ def test_spans_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
     assert parse_span(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"])
-def test_what_is_no_span_is_refused(text: str) -> None:
-    """One clear error of usage."""
-    with pytest.raises(typer.BadParameter):
-        parse_span(text)
+NOW = datetime(2026, 11, 22, 9, 30, 15, tzinfo=UTC)
+
+
+def at(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime:
+    return datetime(2026, 11, day, hour, minute, second, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2026-11-22T12:03", at(22, 12, 3)),
+        ("2026-11-22 12:03:04", at(22, 12, 3, 4)),
+        ("2026-11-22T12:03:04.5", at(22, 12, 3, 4) + timedelta(milliseconds=500)),
+        ("2026-11-22T12:03:04Z", at(22, 12, 3, 4)),
+        ("2026-11-22T12:03+01:00", at(22, 11, 3)),
+        ("2026-11-22T12:03:04.123456-0530", at(22, 17, 33, 4) + timedelta(microseconds=123456)),
+        ("2026-11-20", at(20)),
+        ("09:12", at(22, 9, 12)),
+        ("09:12:30", at(22, 9, 12, 30)),
+        # That time has not come yet today.
+        ("12:03", at(21, 12, 3)),
+        ("10:12+01:00", at(22, 9, 12)),
+        ("-5m", NOW - timedelta(minutes=5)),
+        ("-90", NOW - timedelta(seconds=90)),
+        ("-1d", NOW - timedelta(days=1)),
+        ("now", NOW),
+    ],
+)
+def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
+    """Dates, times, spans back from now; UTC where no zone is given, as commands show times."""
+    assert parse_moment(text, NOW) == meant
+
+
+TIMES = ["", "tomorrow", "12", "25:00", "2026-02-30", "yesterday", "12:03 Europe/Berlin", "-5y", "-99999999999d", "UTC"]
+SPANS = ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"]
+
+
+@pytest.mark.parametrize(("read", "texts"), [(parse_moment, TIMES), (parse_span, SPANS)])
+def test_what_is_no_time_is_refused_with_the_ways_to_write_one(read: Any, texts: list[str]) -> None:
+    """Text that is not a time, or not a span, is an error of usage that shows how to write one."""
+    for text in texts:
+        with pytest.raises(typer.BadParameter, match=r"12:03|time span"):
+            read(text)
+
+
+def test_how_a_time_was_read_is_said_where_something_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr; not where a zone was written."""
+    parse_moment("2026-11-22T12:03")
+    assert capsys.readouterr().err == (
+        "'2026-11-22T12:03' is read as 2026-11-22T12:03:00+00:00 (UTC, since no zone was given)\n"
+    )
+    parse_moment("2026-11-22T12:03+01:00")
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n", ""], ids=["yes", "no", "default", "nobody"])
@@ -132,9 +177,8 @@ def test_only_yes_goes_on(answer: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     if answer == "y\n":
         show.confirm("Forget it all?")
         return
-    with pytest.raises(typer.Exit) as ended:
+    with raising(typer.Exit, exit_code=ExitCode.DECLINED):
         show.confirm("Forget it all?")
-    assert ended.value.exit_code == ExitCode.DECLINED
     assert tuple(capsys.readouterr()) == ("", "Forget it all? [y/N]: \nnothing was done\n")
 
 

@@ -15,11 +15,9 @@ import pytest
 
 from relatum.common.waiting import Threads, in_thread, left_s, pause, within
 from relatum.errors import Transient
-from tests.support import wait_until
+from tests.support import LIMIT_S, wait_until
 from tests.support.forking import in_child
 from tests.support.standstill import in_time
-
-LIMIT_S = 60.0
 
 
 @pytest.fixture

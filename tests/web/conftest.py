@@ -21,16 +21,7 @@ from relatum.superstreams import Layout
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions
-from tests.support import (
-    declare_stream,
-    delete_stream,
-    publish_plain,
-    record,
-    recording,
-    unique_name,
-    wait_recorded,
-    wait_until,
-)
+from tests.support import declare_stream, delete_stream, publish_plain, record, unique_name, wait_until
 from tests.support.databases import Databases, user_in
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
@@ -134,6 +125,19 @@ def expectations(orders: str, payments: str) -> list[Expectation]:
 
 
 @contextmanager
+def filled(amqp_url: str, streams: dict[str, list[Any]]) -> Iterator[None]:
+    """Streams of these names and messages, for the block."""
+    try:
+        for name, messages in streams.items():
+            declare_stream(amqp_url, name)
+            publish_plain(amqp_url, name, messages)
+        yield
+    finally:
+        for name in streams:
+            delete_stream(amqp_url, name)
+
+
+@contextmanager
 def held_up(url: str) -> Iterator[Callable[[], int]]:
     """A database that answers no lookup; gives what says how many sessions wait for it."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -168,31 +172,21 @@ def reader_url(web_database_url: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def world(amqp_url: str, broker: Broker, web_database_url: str) -> Iterator[World]:
     orders, payments = unique_name("orders"), f'{unique_name("pay")} "/<b>?#%41&ö'
-    engine = make_engine(web_database_url)
-    try:
-        for name in (orders, payments):
-            declare_stream(amqp_url, name)
-        odd = {"order_id": f"o-{HOSTILE}", "card": "4711-secret", "large": 2**62, "flag": True, HOSTILE[:40]: HOSTILE}
-        shelf = {"shelf": "a|b", "row": "7"}
-        bodies = [(body, odd | shelf | {"relatum_time": TIME_US + n}) for n, body in enumerate(BODIES)]
-        many = [(b"%d" % n, {"host": "busy", "relatum_time": TIME_US + 1_000_000 * (n // 60)}) for n in range(MANY)]
-        publish_plain(amqp_url, orders, bodies + many)
-        publish_plain(amqp_url, payments, [(b"paid", odd | {"relatum_time": TIME_US + 500 + n}) for n in range(12)])
-        publish_plain(amqp_url, payments, GROUPED)
-        with recording(amqp_url, engine, orders, payments, keys=KEYS):
-            for name in (orders, payments):
-                wait_recorded(amqp_url, engine, name)
+    odd = {"order_id": f"o-{HOSTILE}", "card": "4711-secret", "large": 2**62, "flag": True, HOSTILE[:40]: HOSTILE}
+    shelf = {"shelf": "a|b", "row": "7"}
+    bodies = [(body, odd | shelf | {"relatum_time": TIME_US + n}) for n, body in enumerate(BODIES)]
+    many = [(b"%d" % n, {"host": "busy", "relatum_time": TIME_US + 1_000_000 * (n // 60)}) for n in range(MANY)]
+    paid = [(b"paid", odd | {"relatum_time": TIME_US + 500 + n}) for n in range(12)]
+    with filled(amqp_url, {orders: bodies + many, payments: paid + GROUPED}), super_stream(broker, 2) as layout:
+        engine = make_engine(web_database_url)
+        record(amqp_url, engine, orders, payments, keys=KEYS)
+        engine.dispose()
         add_expectations(web_database_url, expectations(orders, payments))
         publish_plain(amqp_url, orders, [(b"later", {"host": "late", "order_id": "late"})])
         _collect(amqp_url, web_database_url, payments)
+        _place(amqp_url, web_database_url, layout)
         options = {"broker": broker, "database": web_database_url}
-        with super_stream(broker, 2) as layout:
-            _place(amqp_url, web_database_url, layout)
-            yield World(options, orders, payments, len(BODIES), layout.super_stream)
-    finally:
-        engine.dispose()
-        for name in (orders, payments):
-            delete_stream(amqp_url, name)
+        yield World(options, orders, payments, len(BODIES), layout.super_stream)
 
 
 def _collect(broker: str, database: str, stream: str) -> None:
@@ -333,7 +327,6 @@ def talks(amqp_url: str, broker: Broker, _databases: Databases) -> Iterator[Talk
     # Larger ones are in streams with ordinary names: the names count towards the size of a page, too.
     large = [orders, mails, unique_name("refunds")]
     streams = list(dict.fromkeys([orders, payments, *large]))
-    engine = make_engine(database_url)
     order = {"order_id": f"o-{HOSTILE}", "card": SECRET}
     held: dict[str, list[Any]] = {name: [] for name in streams} | {
         orders: [
@@ -350,15 +343,9 @@ def talks(amqp_url: str, broker: Broker, _databases: Databases) -> Iterator[Talk
     for count in (200, 1_000):
         for name, messages in _large(large, count, Random(count)).items():
             held[name] += messages
-    try:
-        for name in streams:
-            declare_stream(amqp_url, name)
-            publish_plain(amqp_url, name, held[name])
+    with filled(amqp_url, held):
+        engine = make_engine(database_url)
         record(amqp_url, engine, *streams, keys=TALK_KEYS)
-        options = {"broker": broker, "database": database_url}
-        yield Talks(options, orders, payments, 0, placed="", mails=mails)
-    finally:
         engine.dispose()
-        _databases.give_back(database_url)
-        for name in streams:
-            delete_stream(amqp_url, name)
+        yield Talks({"broker": broker, "database": database_url}, orders, payments, 0, placed="", mails=mails)
+    _databases.give_back(database_url)

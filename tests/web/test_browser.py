@@ -10,7 +10,6 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
-import sqlalchemy as sa
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
@@ -18,19 +17,12 @@ from relatum import GROUP_KEY
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebServer
-from tests.support import (
-    LIMIT_S,
-    declare_stream,
-    delete_stream,
-    recording,
-    unique_name,
-    wait_until,
-)
+from tests.support import LIMIT_S, recording, unique_name, wait_until
 from tests.support.groups import group_id, of_group
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.web import at
-from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, Talks, World, page_of, views
+from tests.web.conftest import BODIES, HOSTILE, KEYS, MANY, Talks, World, filled, page_of, views
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
 
@@ -442,9 +434,8 @@ def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -
     """A message's number stays behind its stream's name; where no markup may be, there is none."""
     # Short, so that the number is never wrapped into the next line.
     stream = f"{unique_name('right')[-12:]}-\u05d0\u05d1\u05d2"
-    declare_stream(place.amqp, stream)
-    try:
-        place.put_recorded((b"1", {"order_id": "\u05d0\u05d1\u05d2"}), to=stream, keys=KEYS)
+    with filled(place.amqp, {stream: [(b"1", {"order_id": "\u05d0\u05d1\u05d2"})]}):
+        place.record(stream, keys=KEYS)
         with WebServer(page_of(place, port=0)) as server, looking(browser, server.url) as window:
             page = window.page
             for path in ("streams", f"stream?stream={quote(stream)}", f"live?stream={quote(stream)}"):
@@ -454,8 +445,6 @@ def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -
             page.goto(f"{server.url}trace?stream={quote(stream)}&offset=0")
             *name, number = page.locator(".rows a").first.evaluate(LETTERS)
             assert number > max(name)
-    finally:
-        delete_stream(place.amqp, stream)
 
 
 LONG: Final = "an-endless-name-" * 12 + "to-200ch"
@@ -534,13 +523,11 @@ def test_names_and_values_without_end_stay_in_their_places(
 ) -> None:
     """No view is wider than its window, no box than itself; no value fills the window, no state is broken."""
     wrong, headers = {}, {"order_id": VALUE, "long": VALUE, "kind": "a"} | of_group(1, 2)[1]
-    declare_stream(place.amqp, LONG)
-    try:
-        place.put_recorded(*[(VALUE.encode(), headers)] * 3, to=LONG, keys=["order_id", "long", "kind", GROUP_KEY])
+    with filled(place.amqp, {LONG: [(VALUE.encode(), headers)] * 3}):
+        place.record(LONG, keys=["order_id", "long", "kind", GROUP_KEY])
         add_expectations(place.database, [Expectation(LONG[:100], LONG, "order_id", LONG, 0.001)])
-        with place.engine.begin() as connection:
-            for statement in _ENDLESS_ROWS:
-                connection.execute(sa.text(statement), {"name": LONG, "value": VALUE[:200]})
+        for statement in _ENDLESS_ROWS:
+            place.sql(statement, name=LONG, value=VALUE[:200])
         with (
             WebServer(page_of(place, port=0)) as server,
             looking(browser, server.url.rstrip("/"), width=width) as window,
@@ -556,8 +543,6 @@ def test_names_and_values_without_end_stay_in_their_places(
                     assert window.page.locator("h1").evaluate(is_whole), "the offset is cut off"
                 wrong |= {name: found} if found else {}
             window.page.goto("about:blank")
-    finally:
-        delete_stream(place.amqp, LONG)
     assert wrong == {}, "\n".join(f"{name}: {' | '.join(found)}" for name, found in wrong.items())
 
 

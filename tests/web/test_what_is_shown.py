@@ -4,15 +4,13 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
-import sqlalchemy as sa
-
 from relatum.common.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from tests.support import delete_stream, new_streams, publish_plain
 from tests.support.place import Place
 from tests.support.web import Asking, asking, at
 from tests.web.conftest import KEYS, NUMBER, SECRET, Talks, World, page_of
@@ -110,13 +108,8 @@ def test_messages_of_the_first_and_last_moment_are_shown(place: Place, own: Aski
     ends = (TIME_US_MIN, TIME_US_MIN, TIME_US_MAX, TIME_US_MAX)
     place.put_recorded(*[(b"", {"order_id": "a", "relatum_time": end}) for end in ends], keys=["order_id"])
     for order, offsets in (("oldest", [0, 1, 2, 3]), ("newest", [3, 2, 1, 0])):
-        found, cursor = [], ""
-        while cursor is not None:
-            query = {"key": "order_id", "value": "a", "order": order, "limit": 1, "cursor": cursor}
-            answer = own.answer("/search", **query)
-            found += [each["offset"] for each in answer["results"]]
-            cursor = answer["next"]
-        assert found == offsets
+        found = pages(own, "/search", "results", key="order_id", value="a", order=order, limit=1)
+        assert [each["offset"] for each in found] == offsets
     for offset in range(len(ends)):
         page = at(place.stream, offset)
         for path in (page, f"/api{page}", page.replace("/message", "/trace")):
@@ -129,8 +122,7 @@ def test_a_value_of_many_messages_says_how_many(place: Place, own: Asking) -> No
     assert " of 1,000 recorded" in own.get(at(place.stream, 500)).text
     place.put_recorded((b"", {"order_id": "a"}), keys=["order_id"])
     assert " of more than 1,000" in own.get(at(place.stream, 500)).text
-    with place.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.streams SET retained_from = 400"))
+    place.sql("UPDATE relatum.streams SET retained_from = 400")
     assert " of 601 recorded" in own.get(at(place.stream, 500)).text
 
 
@@ -174,17 +166,13 @@ def test_live_lists_what_arrived_last(place: Place, own: Asking, other_stream: s
 def test_busy_streams_hide_no_message_to_begin_with(place: Place, own: Asking, other_stream: str) -> None:
     """The first page has the newest message of each stream, however many came to others since."""
     place.put_recorded(b"rare", to=other_stream, keys=["order_id"])
-    busy = [place.stream, *(unique_name("busy") for _ in range(2))]
-    try:
+    with new_streams(place.amqp, 2) as more:
+        busy = [place.stream, *more]
         for stream in busy:
-            declare_stream(place.amqp, stream)
             publish_plain(place.amqp, stream, [b"busy"] * 200, confirm=False)
         place.record(*busy, keys=["order_id"])
         assert {at(other_stream, 0), at(busy[2], 199)} <= set(links(own, "/"))
         assert "The newest of each stream" in own.get("/").text
-    finally:
-        for stream in busy[1:]:
-            delete_stream(place.amqp, stream)
 
 
 def named(rows: list[dict[str, Any]]) -> dict[str, str]:
