@@ -237,6 +237,7 @@ def _tapped(
             # A tap that was stored before returns no number.
             if (tap_id := stored.execute(STORE, {"vhost": address.vhost, **asdict(each)}).scalar()) is not None:
                 new[tap_id] = each
+        stored_taps = {each: each for each in _read(stored, address.vhost).values()}
     declared: list[str] = []
     try:
         for name in missing:
@@ -260,7 +261,6 @@ def _tapped(
                 stored.execute(REMOVE, {"numbers": list(new)})
         raise
     # A tap that was stored when its exchange's type was unknown is not equal to the wanted one.
-    stored_taps = {each: each for each in _stored(engine, address.vhost).values()}
     return [stored_taps.get(each, each) for each in requested]
 
 
@@ -281,7 +281,11 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     with transaction(engine) as connection:
-        return {tap_id: Tap(*fields) for *fields, tap_id in connection.execute(TAPS, {"vhost": vhost})}
+        return _read(connection, vhost)
+
+
+def _read(connection: sa.Connection, vhost: str) -> dict[int, Tap]:
+    return {tap_id: Tap(*fields) for *fields, tap_id in connection.execute(TAPS, {"vhost": vhost})}
 
 
 # --- requests to the broker: each uses its own channel, since the broker closes a channel when it refuses a request ---

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import billiard
@@ -108,6 +109,21 @@ def test_other_apps_and_released_ones_publish_bare(amqp_url: str, database_url: 
     in_memory.conf.broker_transport_options = {}
     assert send(in_memory)
     relatum.release(in_memory)
+
+
+def test_a_producer_that_two_calls_use_is_intercepted_until_both_end(amqp_url: str, queue: str) -> None:
+    """The end of one call leaves a producer that was passed to another one intercepted."""
+    ours, others = relatum.intercept(new_app(queue, amqp_url)), new_app(queue, amqp_url)
+    send(ours)
+    taken(amqp_url, queue)
+    with others.producer_or_acquire() as producer, ExitStack() as first:
+        first.enter_context(ours.producer_or_acquire(producer))
+        with ours.producer_or_acquire(producer=producer):
+            first.close()
+            producer.publish(b"", queue)
+            assert "message_id" in taken(amqp_url, queue).properties
+        assert "publish" not in vars(producer)
+    relatum.release(ours)
 
 
 def test_other_definitions_in_the_database_are_told_before_a_task_is_sent(place: Place, queue: str) -> None:

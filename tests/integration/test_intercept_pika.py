@@ -1,8 +1,9 @@
 """What intercepted connections of pika alone promise; what those of all clients do is in `contract/test_clients.py`."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pika
 import pytest
@@ -96,6 +97,19 @@ def test_arguments_of_a_channel_that_takes_more_are_passed_on(
     channel.basic_publish("", queue.name, b"", tenant="a")
     channel.basic_publish("", queue.name, b"", None, True, "b")
     assert seen == [(False, {"tenant": "a"}), (True, "b", {})]
+
+
+@pytest.mark.parametrize("kind", [lambda mock: mock, staticmethod])
+def test_a_method_that_a_test_replaces_is_called(
+    connection: BlockingConnection, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Mock], Any]
+) -> None:
+    """A mock or a static method in place of the class's method is called with the message's arguments."""
+    called = Mock()
+    monkeypatch.setattr(BlockingChannel, "basic_publish", kind(called))
+    relatum.intercept(connection)
+    connection.channel().basic_publish("", "somewhere", b"body")
+    relatum.release(connection)
+    assert [call.args[:3] for call in called.call_args_list] == [("", "somewhere", b"body")]
 
 
 def test_a_subclass_may_return_more_than_the_channel(amqp_url: str, queue: Queue) -> None:

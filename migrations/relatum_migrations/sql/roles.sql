@@ -2,10 +2,9 @@
 -- or this user may not create roles. So `relatum migrate` runs this file each time: it creates missing roles, if it
 -- may, and grants existing roles their privileges. Identity columns need no privileges on their sequences.
 
--- Recorders create, close and drop no part until this transaction ends: a new part would lack the new privileges, and
--- both sides would update the same rows of the catalog. `make_part` uses the same advisory lock.
+-- Recorders create no part until this transaction ends: a new part would lack the new privileges. `make_part` uses the
+-- same advisory lock.
 SELECT pg_advisory_xact_lock(1919249517, 1);
-SELECT FROM relatum.table_parts FOR NO KEY UPDATE;
 
 DO $$
 DECLARE
@@ -76,6 +75,16 @@ BEGIN
   END LOOP;
 END $$;
 
--- Rows are written into the parts directly, which therefore need the parent table's privileges.
+-- Rows are written into the parts directly, which therefore need the parent table's privileges. This waits only for parts
+-- that lack some: a recorder locks a part's row while it closes the part, which may take minutes, and both sides would
+-- update the same rows of the catalog.
 SELECT relatum.copy_privileges('relatum.relationships', ('relatum.relationships_' || part)::regclass)
-FROM relatum.table_parts;
+FROM (
+  SELECT part FROM relatum.table_parts
+  WHERE EXISTS (
+    SELECT grantee, privilege_type FROM pg_class, aclexplode(relacl)
+    WHERE pg_class.oid = 'relatum.relationships'::regclass AND grantee <> relowner
+    EXCEPT
+    SELECT grantee, privilege_type FROM pg_class, aclexplode(relacl)
+    WHERE pg_class.oid = ('relatum.relationships_' || part)::regclass)
+  FOR NO KEY UPDATE) AS lacking;

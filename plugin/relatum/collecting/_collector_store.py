@@ -102,7 +102,8 @@ FORGET: Final = sql("""
                 SELECT message.ctid FROM relatum.collected_messages AS message
                 WHERE message.source_id = source.source_id
                     AND finished_at < now() - make_interval(secs => collector.keep_s)
-                ORDER BY finished_at LIMIT :most::integer) AS old
+                -- The subquery hides the limit, for which PostgreSQL would read and sort a busy stream's whole backlog.
+                ORDER BY finished_at LIMIT (SELECT :most::integer)) AS old
         WHERE :in_collector::integer IS NULL OR collector_id = :in_collector::integer
         LIMIT :most::integer))""")
 
@@ -372,8 +373,8 @@ def forget_finished(
     if seconds is not None:
         checked_seconds("seconds", seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
-    forgotten, deleted = 0, batch_rows
-    while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
+    forgotten, deleted = 0, 1
+    while deleted and (deadline is None or time.monotonic() < deadline):
         with transaction(engine) as connection:
             deleted = connection.execute(FORGET, {"in_collector": collector, "most": batch_rows}).rowcount
         forgotten += deleted

@@ -288,7 +288,9 @@ class Partition:
         # Without an answer, the commit stays in doubt.
         following.in_doubt = token = self._store.tokens.new()
         is_stored = self._store.commit(following, step, token)
-        following.in_doubt = None
+        # The step may have been given back and committed again meanwhile.
+        if following.in_doubt is token:
+            following.in_doubt = None
         if not is_stored:
             self._drop(following)
             raise lost(self.stream, self._store.name)

@@ -160,8 +160,9 @@ def _intercept_channel(channel: Any, interception: Interception) -> None:
 
 
 def _intercept_underlay(underlay: Any, interception: Interception) -> None:
-    """Intercept an aiormq channel, once."""
-    if vars(underlay).get(ATTRIBUTE) is interception:
+    """Intercept an aiormq channel, once. Another library may have restored the bare method since."""
+    bare = None, type(underlay).basic_publish.__get__(underlay)
+    if vars(underlay).get(ATTRIBUTE) is interception and vars(underlay).get("basic_publish") not in bare:
         return
     publisher = _Publisher(underlay, interception)
 

@@ -10,7 +10,7 @@ Each process that publishes has its own interception, which its first publishing
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -122,14 +122,25 @@ class Celery:
             )
 
         @contextmanager
-        def producer_or_acquire(original: Callable[[], Any], _app: Any, given: Any = None) -> Iterator[Any]:
-            with original()(given) as producer, ExitStack() as stack:
-                # In tests, the broker may be in memory. A task that sends tasks may pass on an intercepted producer.
-                is_bare = interceptions.active and installed(producer, "publish") is None
-                if is_bare and producer.connection.get_transport_cls().driver_type == "amqp":
-                    install(producer, "publish", partial(_publish, interceptions))
-                    stack.callback(uninstall, producer, "publish")
-                yield producer
+        def producer_or_acquire(original: Callable[[], Any], _app: Any, producer: Any = None) -> Iterator[Any]:
+            with original()(producer) as acquired:
+                # In tests, the broker may be in memory.
+                if not interceptions.active or acquired.connection.get_transport_cls().driver_type != "amqp":
+                    yield acquired
+                    return
+                with interceptions.lock:
+                    # A caller may pass the same producer several times.
+                    if installed(acquired, "publish") is None:
+                        install(acquired, "publish", partial(_publish, interceptions))
+                    replacement: Any = installed(acquired, "publish")
+                    replacement.users += 1
+                try:
+                    yield acquired
+                finally:
+                    with interceptions.lock:
+                        replacement.users -= 1
+                        if not replacement.users:
+                            uninstall(acquired, "publish")
 
         install(app, "producer_or_acquire", producer_or_acquire)
         setattr(app, ATTRIBUTE, interceptions)

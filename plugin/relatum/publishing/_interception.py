@@ -295,6 +295,7 @@ class _Replacement(partial[Any]):
     """Stands in for a method. `replaced` is the attribute that the object itself had before, or None."""
 
     replaced: Any = None
+    users = 0
 
     def __getattr__(self, name: str) -> Any:
         # Other libraries read a function's attributes, such as its code object.
@@ -311,12 +312,15 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: Any) -> Any:
     """Return a method that `inspect`, decorators and weak references take for the original one."""
+    bound, of_class = getattr(owner, name), getattr(type(owner), name)
 
     def original() -> Any:
         if replaced is not None:
             return replaced
         # A test may replace the class's method by an object that is no function.
         found = getattr(type(owner), name)
+        if found is of_class:
+            return bound
         return found.__get__(owner) if hasattr(found, "__get__") else found
 
     wrapped = original()
@@ -327,7 +331,8 @@ def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: An
     else:
         imitation = replacement = update_wrapper(_Replacement(function, original, owner), wrapped)
         # OpenTelemetry's instrumentation of pika sets and restores this attribute. The method stays intercepted then.
-        bare = getattr(wrapped, "_original_function", None)
+        # A mock has any attribute, but not in its dictionary.
+        bare = getattr(wrapped, "__dict__", {}).get("_original_function")
         if bare is not None:
             replacement._original_function = _imitation(owner, name, function, bare)
     replacement.replaced = replaced

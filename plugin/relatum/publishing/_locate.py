@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
@@ -208,25 +208,29 @@ class Locator:
             with suppress(Transient, NotFound):
                 where = self.destinations(sent)
                 if sent.exchange == "" and where.streams:
-                    with self.reader() as reader:
-                        queues = where.streams.union(filter(_is_queue_name, sent.copies))
-                        names = [name for name in queues if reader.routes("", name) != []]
+                    where = replace(where, streams=where.streams.union(filter(_is_queue_name, sent.copies)))
+                    names = where.streams
+                    if len(names) <= _AWAITED_STREAMS_MAX:
+                        with self.reader() as reader:
+                            names = frozenset(name for name in names if reader.routes("", name) != [])
                     if not names:
                         text = "%r is not a stream, so receipts of messages published to it have no places"
                         self._warn_once(text, sent.routing_key)
-                    where = Destinations(frozenset(names), is_exact=where.is_exact or not names)
+                    where = Destinations(names, is_exact=where.is_exact or not names)
             if not where.is_exact and len(where.streams) <= _AWAITED_STREAMS_MAX:
-                for stream in where.streams:
-                    try:
-                        with self.reader() as reader:
+                with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
+                    # If no connection can be opened, the wait ends at the first place.
+                    reader.missing([])
+                    for stream in where.streams:
+                        try:
                             bounds = reader.bounds(stream)
-                    except Transient:
-                        ends[stream] = math.inf
-                    except (NotFound, AccessRefused):
-                        continue
-                    else:
-                        if not bounds.is_silence:
-                            ends[stream] = bounds.end
+                        except Transient:
+                            ends[stream] = math.inf
+                        except (NotFound, AccessRefused):
+                            pass
+                        else:
+                            if not bounds.is_silence:
+                                ends[stream] = bounds.end
         return where, ends
 
     def destinations(self, sent: SentMessage) -> Destinations:

@@ -124,7 +124,7 @@ class AsyncStreamReader(AsyncClosing):
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster when the reader was opened; None if the broker does not name it."""
+        """The name of the broker's cluster; None before the first request, and if the broker does not name it."""
         return self._reader.cluster_name
 
     def batches(

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 from relatum.common.checks import seconds_text
 from relatum.common.processes import after_fork, leave_to_parent
 from relatum.common.waiting import LOOK_S
-from relatum.errors import ConnectionsInUse, UsedAfterClose
+from relatum.errors import BrokerUnavailable, ConnectionsInUse, UsedAfterClose
 from relatum.metrics import Counter, Gauge, reported
 from relatum.reading._bounds import check_time
 from relatum.reading._connection import SocketConnection
@@ -208,7 +208,12 @@ class Pool:
         self.check_open()
         check_time()
         turns, connection, is_followed = self._turns, None, use is Use.FOLLOW
-        _wait(turns, use, turns.enter(use), deadline)
+        try:
+            _wait(turns, use, turns.enter(use), deadline)
+        except ConnectionsInUse as error:
+            if self._opened:
+                raise
+            raise BrokerUnavailable("earlier calls still connect to the broker, which did not answer") from error
         with turns.lock:
             self._connections_out += not is_followed
             for index in () if is_followed else reversed(range(len(self._idle))):

@@ -269,7 +269,7 @@ class StreamReader(Closing):
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster when the reader was opened; None if the broker does not name it."""
+        """The name of the broker's cluster; None before the first request, and if the broker does not name it."""
         return self._nodes.server_properties.get("cluster_name") or None
 
     def bounds(self, stream: str) -> StreamBounds:

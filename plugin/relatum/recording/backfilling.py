@@ -178,13 +178,14 @@ def plan_backfill(
 
 def _advance_tail(engine: sa.Engine, stream: StreamRow, end: int) -> None:
     """Move the tail to the stream's end, unless a recorder runs, which records up to there. Add a missing tail."""
-    with suppress(CoverageConflict), transaction(engine) as connection:
+    with transaction(engine) as connection:
         # `key_share`: a recorder that starts now has locked the tail, and adds the next one.
         lock_stream(connection, stream.stream_id, key_share=True)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or (tail.to_offset < end and not holders_of(connection, RECORDERS, [stream.stream_id])):
             # Safe if a recorder starts now: either process gets a conflict, and retries.
-            set_tail(connection, stream, tail, end, None)
+            with suppress(CoverageConflict), connection.begin_nested():
+                set_tail(connection, stream, tail, end, None)
 
 
 def edges_of(segments: Iterable[Segment]) -> list[int]:

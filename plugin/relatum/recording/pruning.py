@@ -75,9 +75,10 @@ def prune_expired(
             yield deleted
 
 
-def prune_receipts(engine: sa.Engine, batch_rows: int = BATCH_ROWS) -> int:
-    """Delete receipts that are too old for any publisher to wait for them; return how many."""
-    return delete_all(engine, "receipts", "recorded_at < now() - interval '1 hour'", batch_rows)
+def prune_receipts(engine: sa.Engine, batch_rows: int = BATCH_ROWS) -> Iterator[int]:
+    """Delete receipts that are too old for any publisher to wait for them; yield the number of each batch."""
+    while deleted := delete_batch(engine, "receipts", "recorded_at < now() - interval '1 hour'", batch_rows):
+        yield deleted
 
 
 # --- replaced and forgotten streams -----------------------------------------------------------------------------------
@@ -95,8 +96,10 @@ _CLOSE_TAILS: Final = sql("UPDATE relatum.coverage SET is_tail = false WHERE str
 
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
-        AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)""")
-"""Keeps the row of a stream in which a remaining group began: the group may have messages in other streams."""
+        AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)
+        AND NOT EXISTS (SELECT FROM relatum.coverage c WHERE c.stream_id = s.stream_id)""")
+"""Keeps the row of a stream in which a remaining group began: the group may have messages in other streams. Also keeps
+that of a stream to which a suspended recorder has added a tail since: its rows are deleted the next time."""
 
 
 def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, name: str | None = None) -> Counter[str]:
@@ -112,9 +115,11 @@ def delete_ended(engine: sa.Engine, batch_rows: int, vhost: str | None = None, n
     for stream_id, start, stop in spans:
         rows["relationships"] += _delete_span(engine, stream_id, start, stop, batch_rows)
     of_streams = "stream_id = ANY (:ids::integer[])"
-    # Also rows outside the coverage, which comes last: a repetition needs its spans.
-    for table in ("relationships", *DERIVED, "coverage"):
+    # Also rows outside the coverage.
+    for table in ("relationships", *DERIVED):
         rows[table] += delete_all(engine, table, of_streams, batch_rows, ids=ids)
+    # Last: a repetition needs its spans.
+    rows["coverage"] += delete_all(engine, "coverage", f"{of_streams} AND NOT is_tail", batch_rows, ids=ids)
     # After the rows: a group with rows still has messages.
     rows["group_states"] = prune_groups(engine, {}, batch_rows)
     with transaction(engine) as connection:
@@ -248,7 +253,7 @@ def prune(
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             report.rows[""] += delete_ended(engine, batch_rows).total()
             report.rows[""] += delete_all(engine, "relationships", removed, batch_rows)
-            report.rows[""] += prune_receipts(engine, batch_rows)
+            report.rows[""] += sum(prune_receipts(engine, batch_rows))
         # After the rows: a group with rows still has messages.
         report.rows[""] += prune_groups(engine, floors, batch_rows)
     report.rows = +report.rows

@@ -249,7 +249,10 @@ class Upkeep:
                 empty_parts(self._engine)
                 if rows := sum(drop_parts(self._engine).values()):
                     logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
-                prune_receipts(self._engine)
+                until = time.monotonic() + PRUNE_ROUND_S
+                for _ in prune_receipts(self._engine):
+                    if time.monotonic() >= until:
+                        break
         # Without a recorded message, the stream could be another one of the same name.
         firsts = {tail: tail.first_offset for tail in recorded if tail.is_known}
         if firsts_to_prune := {tail: first for tail, first in firsts.items() if first > tail.stream.pruned_to}:

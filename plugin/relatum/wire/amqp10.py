@@ -306,10 +306,12 @@ def decode_value(raw: bytes, position: int, depth: int = 0, values_left: list[in
         if code in (0xC0, 0xD0, 0xC1, 0xD1):
             is_list = code in (0xC0, 0xD0)
             items = _items(raw, position, "list" if is_list else "map", depth + 1, values_left or [VALUES_MAX])
-            pairs = zip(items[::2], items[1::2], strict=not is_list)
-            # The `repr` of a key that is not hashable.
-            values = {repr(key) if isinstance(key, list | dict) else key: value for key, value in pairs}
-            return items if is_list else values, end
+            found: Any = items
+            if not is_list:
+                pairs = zip(items[::2], items[1::2], strict=True)
+                # The `repr` of a key that is not hashable.
+                found = {repr(key) if isinstance(key, list | dict) else key: value for key, value in pairs}
+            return found, end
     except UndecodableMessage as error:
         if getattr(error, "is_too_much", False):
             kind = "too many values"
