@@ -233,12 +233,12 @@ class _TraceRun:
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names, self._searched_keys)
-        ordered = sorted((visit.message for visit in self.visited.values()), key=in_time)
-        values = {message.id: self.visited[message.id].values for message in ordered}
+        visited = dict(sorted(self.visited.items(), key=lambda each: in_time(each[1].message)))
+        values = {where: visit.values for where, visit in visited.items()}
         edges, shared = self.key_graph.links(values, self.too_many)
         is_open = not complete and known.is_open(self.required & self._searched_keys)
         found = Trace(
-            tuple(ordered),
+            tuple(visit.message for visit in visited.values()),
             {where: visit.hops for where, visit in self.visited.items()},
             edges,
             shared,

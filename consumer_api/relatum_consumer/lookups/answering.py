@@ -109,7 +109,8 @@ class Row:
 
 def in_time(each: Row | Message) -> tuple[bool, int, MessageId]:
     """A sort key: by time, then stream and offset. A message without a time sorts as later than all others."""
-    return each.time_us is None, each.time_us or 0, each.id
+    time_us = each.time_us
+    return time_us is None, time_us or 0, each.id
 
 
 @dataclass(slots=True)
