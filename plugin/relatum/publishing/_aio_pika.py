@@ -161,8 +161,9 @@ def _intercept_channel(channel: Any, interception: Interception) -> None:
 
 def _intercept_underlay(underlay: Any, interception: Interception) -> None:
     """Intercept an aiormq channel, once. Another library may have restored the bare method since."""
-    bare = None, type(underlay).basic_publish.__get__(underlay)
-    if vars(underlay).get(ATTRIBUTE) is interception and vars(underlay).get("basic_publish") not in bare:
+    current = vars(underlay).get("basic_publish")
+    is_bare = current is None or getattr(current, "__func__", None) is type(underlay).basic_publish
+    if vars(underlay).get(ATTRIBUTE) is interception and not is_bare:
         return
     publisher = _Publisher(underlay, interception)
 
