@@ -53,14 +53,14 @@ class CollectorStatistics:
         types: Statistics by type, for types with an executor here.
         held_messages: Messages taken and not finished.
         held_bytes: Memory of the held messages in bytes, which counts towards `bytes_max`.
-        passed_over: Messages of types without an executor here.
+        passed_over: Messages of types without an executor here, and messages that cannot be read.
         refused: Messages refused or not stored: no room in time, the collector is closing, or storing failed.
     """
 
     types: Annotated[Mapping[str, TypeStatistics], PerLabel("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not finished")]
     held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without an executor")]
+    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages without executor, or unreadable")]
     refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused or not stored")]
 
 
@@ -176,7 +176,7 @@ class SourceStatus:
 
     `position`: The next offset to read; None if the stream was never followed and messages came from `collect`.
     `lag_offsets`: Offsets from `position` to the stream's end; None if that is unknown. `follower`: The holder of the
-    member that follows the stream now. `passed_over`: The number of messages of types without an executor.
+    member that follows the stream now. `passed_over`: The number of messages without an executor, or unreadable.
     """
 
     stream: str
