@@ -60,7 +60,9 @@ class CollectorStatistics:
     types: Annotated[Mapping[str, TypeStatistics], PerLabel("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not finished")]
     held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages unreadable or without executor")]
+    passed_over: Annotated[
+        int, Counter("relatum_collector_passed_over_total", "Messages unreadable or without executor")
+    ]
     refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused or not stored")]
 
 
