@@ -82,10 +82,10 @@ def test_nesting_is_bounded() -> None:
 
 
 def test_nested_lists_are_decoded_once() -> None:
-    """A header of 60 nested lists around 1 MB takes about as long as that megabyte: each level copies no content."""
+    """60 nested lists around 1 MB are decoded about as fast as that megabyte: no level looks at the content again."""
     nested = b"\xb0" + (1_000_000).to_bytes(4, "big") + bytes(1_000_000)
     for _ in range(60):
-        nested = compound(0xD0, nested, 1)
+        nested = compound(0xD0, nested + b"\x40", 2)
     began = time.process_time()
     assert isinstance(amqp10.decode_value(nested, 0)[0], list)
     assert time.process_time() - began < 1.0
