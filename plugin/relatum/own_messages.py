@@ -243,7 +243,7 @@ class DeadLetterPublisher:
     def run(self) -> dict[MessageId, str]:
         """Publish the remaining messages; return the ids of those that cannot become dead letters, with the reasons.
 
-        Raises errors that a later call may not meet.
+        Raises an error only if it may be over later: call again to publish the rest.
         """
         while self._pending:
             message, reason = self._pending[0]

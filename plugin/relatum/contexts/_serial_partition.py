@@ -288,7 +288,7 @@ class Partition:
         # Without an answer, the commit stays in doubt.
         following.in_doubt = token = self._store.tokens.new()
         is_stored = self._store.commit(following, step, token)
-        # The step may have been given back and committed again meanwhile.
+        # While this commit had no answer, the step may have been given back and committed again.
         if following.in_doubt is token:
             following.in_doubt = None
         if not is_stored:

@@ -49,7 +49,7 @@ RELEASE_S: Final = 2.0
 """Seconds that `release` may take."""
 
 _WATCH_AGAIN_S: Final = 60.0
-"""Seconds after which the recorder is told again of a pair that is still used."""
+"""Seconds after which a route that is still used is passed to the recorder again."""
 
 _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
     (PublishUnroutable, "unroutable"),
@@ -252,7 +252,7 @@ class Interception:
         self.agreement.check()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Make the embedded recorder, if any, record the streams of a route. The client refuses what is no name."""
+        """Make the embedded recorder, if any, record the streams of a route. Values that are not names are ignored."""
         watch = self._watch
         if watch is not None and isinstance(exchange, (str, bytes)) and isinstance(routing_key, (str, bytes)):
             watch(exchange, routing_key, monotonic() // _WATCH_AGAIN_S)
@@ -296,6 +296,7 @@ class _Replacement(partial[Any]):
 
     replaced: Any = None
     users = 0
+    """The number of calls that use the replacement of a shared Celery producer; the last one removes it."""
 
     def __getattr__(self, name: str) -> Any:
         # Other libraries read a function's attributes, such as its code object.
