@@ -55,7 +55,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
-        self.ends: dict[str, int | None] = {}  # of the streams that `checked` found; None: unknown
+        self.ends: dict[str, int] = {}  # of the streams that `checked` found; `INTEGER_MAX`: unknown
         self._plain_streams: set[str] = set()
         self._reader: StreamReader | None = None
         if start not in ("first", "next"):
@@ -108,7 +108,7 @@ class NamedStreams:
                 try:
                     self.ends[name] = self.reader().bounds(name).end
                 except (Transient, AccessRefused):
-                    self.ends[name] = None
+                    self.ends[name] = INTEGER_MAX
         return names
 
 
@@ -359,8 +359,7 @@ class CollectedStream:
             first = start if isinstance(start, int) else bounds.first or 0
             if start == "next":
                 # All messages of a stream that was missing at the start are new.
-                end = self._shared.streams.ends.get(self.name, first)
-                first = bounds.end if end is None else end
+                first = min(self._shared.streams.ends.get(self.name, first), bounds.end)
             before = reader.read_all([MessageId(self.name, first - 1)])[0] if bounds.holds(first - 1) else None
             known = position_of(before) if isinstance(before, Message) else None
             self._initial = first, known
