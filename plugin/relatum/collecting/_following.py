@@ -55,7 +55,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
-        self.ends: dict[str, int] = {}  # of the streams that `checked` found; `INTEGER_MAX`: unknown
+        self.ends: dict[str, int] = {}  # of the streams that the last `checked` found; `INTEGER_MAX`: unknown
         self._plain_streams: set[str] = set()
         self._reader: StreamReader | None = None
         if start not in ("first", "next"):
@@ -102,7 +102,7 @@ class NamedStreams:
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
-        names = self.find()
+        names, self.ends = self.find(), {}
         for name in names if self.start == "next" else set(names) - self._plain_streams:
             with suppress(StreamNotFound):
                 try:
