@@ -192,19 +192,19 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
 
     `--json` prints one document: rows deleted by stream; "" counts all other rows, such as those of removed keys.
     """
-    broker, url = given.broker, given.database_url
-    report = recording.prune(broker, url, streams or None, batch_rows=batch_rows)
+    report = recording.prune(given.broker, given.database_url, streams or None, batch_rows=batch_rows)
     if not streams:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
             # What another broker retains says nothing about these streams.
             if not any(isinstance(error, errors.AnotherBroker) for error in report.failed.values()):
-                forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
+                forgotten += forget_placements(engine, given.broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
     names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
     columns = {**names, "rows deleted": lambda row: row[1]}
-    show(report.rows.items(), columns, as_json=given.as_json, json_value=report.rows, empty="Nothing to delete.")
+    empty = "Nothing was deleted." if report.failed else "Nothing to delete."
+    show(report.rows.items(), columns, as_json=given.as_json, json_value=report.rows, empty=empty)
     for stream, error in report.failed.items():
         note(f"{stream}: not pruned: {error}")
     for error in report.failed.values():

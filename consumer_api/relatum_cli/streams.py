@@ -75,10 +75,11 @@ def tap(
         return
     if any(each.kind is None for each in taps):
         say(
-            "This user may not read the type of an exchange. If it is a direct exchange, only messages with a "
+            "The type of an exchange is unknown to this user. If it is a direct exchange, only messages with a "
             "--binding-key are copied."
         )
-    limits = f"{size_text(options.max_length_bytes)} and {settings.max_age or '7d'}"
+    age = settings.max_age or "7d"
+    limits = f"{size_text(options.max_length_bytes)} and {age}{' s' if age[-1].isdecimal() else ''}"
     say(f"A new stream keeps at most {limits} on each node; change this with --max-length-bytes and --max-age.")
     say(f"Record it with: {shlex.join(['relatum', 'record', *dict.fromkeys(each.stream for each in taps)])}")
 

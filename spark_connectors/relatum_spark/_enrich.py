@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
-from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
+from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, checked_text, is_integer_text
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
@@ -160,6 +160,10 @@ class Enrichment:
                     waiting = decisions.read(max(before), columns).where("relatum_waits")
                     rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
                 decisions.write(batch_id, self._decided(rows, definition).select(*map(_column, columns.names)))
+                if definitions_of(self._database, [self._on])[0].key_id != definition.key_id:
+                    # The rows of the removed key may have been pruned.
+                    raise KeyNotDefined(f"the key {self._on!r} was defined anew: repeat the batch", key=self._on)
+                decisions.mark(batch_id)
             write(self._with_payloads(decisions.read(batch_id, columns), df.columns), batch_id)
             for batch in decided:
                 if batch <= batch_id - BATCHES_RETAINED:
@@ -304,6 +308,9 @@ class _Decisions:
     def write(self, batch: int, rows: DataFrame) -> None:
         """Write a batch's decisions, replacing the files of a killed attempt."""
         rows.write.mode("overwrite").parquet(self.path(batch))
+
+    def mark(self, batch: int) -> None:
+        """Mark a batch's decisions as complete."""
         self._files.create(self._path(f"{self.path(batch)}/{_MARKER}"), True).close()
 
     def read(self, batch: int, columns: StructType) -> DataFrame:

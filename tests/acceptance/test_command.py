@@ -312,6 +312,7 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
     assert relatum.json("tap", "--list") == []
     ends(relatum, ExitCode.NOT_THERE, f"untap {exchange}")
     assert len(relatum.json("tap", "amq.headers", "--stream", f"{exchange}.all")) == 1
+    assert "at most 5.0 GB and 90 s" in relatum.ok("tap", "amq.headers", "--max-age", "90")
     assert "the copies stay" in relatum.ok("untap", "amq.headers")
 
 

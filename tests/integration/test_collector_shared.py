@@ -35,8 +35,8 @@ from relatum.errors import (
 from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
-from relatum.superstreams import Layout
-from tests.support import declare_stream, in_a_try, new_streams, reader_of, unique_name, wait_until
+from relatum.superstreams import Layout, add_partition
+from tests.support import declare_stream, delete_stream, in_a_try, new_streams, reader_of, unique_name, wait_until
 from tests.support.collectors import (
     COLLECTED,
     DEAD,
@@ -149,6 +149,25 @@ def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, star
         collecting.put("d")
         wait_status(collector, SUCCEEDED, "d")
     assert consumer.bodies == list(expected)
+
+
+def test_what_is_published_after_the_start_is_next(
+    collecting: Collecting, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From "next" on, a stream is read from its end at the start; a new stream or partition from its first message."""
+    monkeypatch.setattr("relatum.collecting._following.PARTITIONS_S", 0.05)
+    url, name, consumer = collecting.place.amqp, layout.super_stream, Consumer()
+    missing, partition = unique_name(), f"{name}-new"
+    collecting.put("old")
+    with collecting.collector(consumer, start="next", streams=[collecting.place.stream, missing, name]) as collector:
+        collecting.put("a")
+        for stream, body in ((missing, "b"), (partition, "c")):
+            declare_stream(url, stream)
+            collecting.put(body, to=stream)
+        add_partition(url, name, binding_key="new")
+        wait_status(collector, SUCCEEDED, "a", "b", "c")
+    delete_stream(url, missing)
+    assert sorted(consumer.bodies) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("start", ["next", 3])

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from relatum import errors
 from relatum.local import LocalServers
-from relatum.store.catalog import add_keys
+from relatum.recording.pruning import prune_expired
+from relatum.store.catalog import add_keys, streams_named
+from relatum.store.parts import retain_from
 from relatum_cli.app import app
 from relatum_consumer import Answer, Relations, Status
 from tests.support import declare_stream, publish_plain, record, wait_until
@@ -95,6 +97,26 @@ def test_every_answer_names_the_streams_it_holds_over(place: Place, relations: R
     assert told(relations.window(message, place.stream, after_s=60)) == (Status.FOUND, one)
     place.put(order("c"))
     assert told(relations.find("order_id", "c")) == (Status.NOT_RECORDED_YET, both)
+
+
+@pytest.mark.differs
+def test_messages_that_only_a_new_leader_retains_are_not_absent(
+    place: Place, relations: Relations, other_stream: str
+) -> None:
+    """Rows that were pruned by the first offset of a former leader prove nothing; `complete` reads their messages."""
+    place.put_recorded(order("a"), order("b"))
+    place.put_recorded(order("c"), to=other_stream)
+    with place.engine.begin() as connection:
+        (stream,) = streams_named(connection, "/", [place.stream])
+        retain_from(connection, {stream.stream_id: 1})
+    assert sum(prune_expired(place.engine, stream, 1)) > 0
+    for names in (place.stream, None):
+        for value in ("a", "z"):
+            assert relations.find("order_id", value, streams=names).status is Status.NOT_RECORDED_YET
+        assert relations.find("order_id", "a", streams=names, complete=True).ids == ((place.stream, 0),)
+        assert relations.find("order_id", "z", streams=names, complete=True).status is Status.ABSENT
+        assert relations.find("order_id", "b", streams=names).status is Status.FOUND
+    assert relations.find("order_id", "z", streams=other_stream).status is Status.ABSENT
 
 
 def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:

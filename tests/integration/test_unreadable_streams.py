@@ -4,6 +4,7 @@ from datetime import datetime
 
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 from relatum.errors import AccessRefused, NotAStream, StreamNotFound
 from relatum.local import LocalRabbitMQ
@@ -12,6 +13,8 @@ from relatum.reading import StreamReader
 from relatum.recording import backfill, prune, status, verify
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.catalog import add_keys
+from relatum_cli.app import app
+from relatum_cli.exits import ExitCode
 from relatum_consumer import Relations, Status
 from relatum_consumer.web import WebOptions
 from tests.support import (
@@ -68,6 +71,9 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
     Parts(engine).sql("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'")
     pruned = prune(reader_url, engine.url)
     assert (pruned.rows, list(pruned.failed)) == ({OPEN: 1}, [CLOSED])
+    servers = ["--broker", reader_url, "--database", str(engine.url.render_as_string(hide_password=False))]
+    ended = CliRunner().invoke(app, ["prune", CLOSED, *servers])
+    assert (ended.exit_code, ended.stdout.strip()) == (ExitCode.CONFIGURATION, "Nothing was deleted.")
     report = verify(reader_url, engine.url, [CLOSED, OPEN])
     assert ([each.stream for each in report.streams], list(report.failed)) == ([OPEN], [CLOSED])
     assert not report.ok

@@ -200,5 +200,6 @@ def test_pauses_grow_to_their_longest() -> None:
     for longest_s in (BACKOFF_S[1], QUESTION_S):
         pauses = list(islice(backoff(longest_s), 40))
         assert pauses[0] <= BACKOFF_S[0]
+        assert next(backoff(longest_s, 0.005)) <= 0.005
         assert all(longest_s / 2 <= pause <= longest_s for pause in pauses[20:])
     assert QUESTION_S / 2 >= 30

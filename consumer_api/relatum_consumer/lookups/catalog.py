@@ -68,6 +68,7 @@ class PresentStream(NamedTuple):
     cluster_name: str | None = None
     generation: int = 1
     created_us: int = 0
+    retained_from: int = 0
 
 
 @lru_cache(maxsize=512)
@@ -75,7 +76,7 @@ def present_streams(names: int | None) -> sa.TextClause:
     """Select the columns of `PresentStream` for the streams searched."""
     return sql(f"""
         SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
-          (extract(epoch FROM s.created_at) * 1000000)::bigint
+          (extract(epoch FROM s.created_at) * 1000000)::bigint, coalesce(s.retained_from, 0)
         FROM relatum.streams s
         LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
         WHERE {streams_meant(names)}

@@ -202,12 +202,15 @@ def evidence(
     before, recorded = catalog.unreadable_streams(names), catalog.streams(names)
     unusable = union_of(before, catalog.unreadable_streams(names))
     searched = all_names(servers, recorded, names)
-    lasts = {stream.name for stream in recorded} if len(searched) > 1 and not needs_firsts else set()
+    never_pruned = {stream.name for stream in recorded if not stream.retained_from}
+    lasts = never_pruned if len(searched) > 1 and not needs_firsts else set()
     found = all_ends(servers, searched, is_named=names is not None, chunks=chunks, lasts=lasts)
     ends = {stream: bounds for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
     ranges = coverage_by_stream(servers, recorded)
-    numbers = {stream.name: stream.stream_id for stream in recorded}
-    held = {stream: ranges.get(numbers.get(stream, 0), []) for stream in ends}
+    held: dict[str, Sequence[CoverageRow]] = dict.fromkeys(ends, ())
+    for stream_id, name, *_, floor in recorded:
+        # Rows below the floor may be pruned, and a new leader may retain their messages.
+        held[name] = [row._replace(from_offset=max(row.from_offset, floor)) for row in ranges.get(stream_id, ())]
     checked = check_identity(catalog, held, ends, chunks)
     result = Evidence(
         tuple(ends),

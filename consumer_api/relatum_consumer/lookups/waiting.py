@@ -27,7 +27,7 @@ from relatum_consumer.lookups.catalog import Catalog, streams_meant
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""First pause between two polls for groups, in seconds. It doubles."""
+"""First pause between two polls for groups, and of a wait for an indexed message, in seconds. It doubles."""
 
 POLL_S_MAX: Final = 0.05
 """Longest pause between two polls for groups, in seconds: about the recorder's lag."""
@@ -153,7 +153,7 @@ class Waiting:
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
-        self._unreadable_pauses = backoff(UNREADABLE_POLL_S_MAX)
+        self._unreadable_pauses = backoff(UNREADABLE_POLL_S_MAX, POLL_S_MIN)
         self.pause_s = 0.0
         self.has_row = False
 

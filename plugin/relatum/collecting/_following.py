@@ -55,6 +55,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
+        self.ends: dict[str, int] = {}  # of the streams that the last `checked` found; `INTEGER_MAX`: unknown
         self._plain_streams: set[str] = set()
         self._reader: StreamReader | None = None
         if start not in ("first", "next"):
@@ -101,10 +102,13 @@ class NamedStreams:
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
-        names = self.find()
-        for name in set(names) - self._plain_streams:
-            with suppress(Transient, StreamNotFound, AccessRefused):
-                self.reader().bounds(name)
+        names, self.ends = self.find(), {}
+        for name in names if self.start == "next" else set(names) - self._plain_streams:
+            with suppress(StreamNotFound):
+                try:
+                    self.ends[name] = self.reader().bounds(name).end
+                except (Transient, AccessRefused):
+                    self.ends[name] = INTEGER_MAX
         return names
 
 
@@ -352,7 +356,10 @@ class CollectedStream:
         store, reader, start = self._shared.store, self._follower.reader(), self._shared.streams.start
         if self._initial is None:
             bounds = reader.bounds(self.name)
-            first = start if isinstance(start, int) else bounds.end if start == "next" else bounds.first or 0
+            first = start if isinstance(start, int) else bounds.first or 0
+            if start == "next":
+                # All messages of a stream that was missing at the start are new.
+                first = min(self._shared.streams.ends.get(self.name, first), bounds.end)
             before = reader.read_all([MessageId(self.name, first - 1)])[0] if bounds.holds(first - 1) else None
             known = position_of(before) if isinstance(before, Message) else None
             self._initial = first, known

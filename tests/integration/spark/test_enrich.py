@@ -10,8 +10,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from relatum.errors import KeyNotDefined
 from relatum.keys import KeyDefinition
-from relatum.store.catalog import add_keys
+from relatum.recording import prune
+from relatum.store.catalog import add_keys, remove_key
 from relatum_spark import Enrichment
 from tests.support.place import Place
 from tests.support.spark import uncommit
@@ -97,6 +99,29 @@ def test_a_row_is_given_up_when_it_was_tried_often_enough(job: Job) -> None:
     job.publish("c")
     rows = job.batch(4, _order(7, "b"), _order(8, "none"), retries=0)
     assert _told(rows) == [(7, "found", "b"), (8, "absent", None)]
+
+
+@pytest.mark.parametrize("again", [[], ["order_id"]])
+def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
+    job: Job, monkeypatch: pytest.MonkeyPatch, again: list[str]
+) -> None:
+    """A batch fails if its key is removed, and perhaps defined anew, while it is looked up; a repetition decides."""
+    job.publish("a")
+    status_of_missing = Enrichment._status_of_missing
+
+    def status_then_removal(enrichment: Enrichment) -> str | None:
+        found = status_of_missing(enrichment)
+        remove_key(job.place.engine, "order_id")
+        add_keys(job.place.engine, again)
+        prune(job.place.amqp, job.place.database)
+        monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Enrichment, "_status_of_missing", status_then_removal)
+    with pytest.raises(KeyNotDefined, match="order_id"):
+        job.batch(0, _order(1, "a"), retries=0)
+    add_keys(job.place.engine, ["order_id"])
+    assert _told(job.batch(0, _order(1, "a"), retries=0)) == [(1, "not_recorded_yet", None)]
 
 
 def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:

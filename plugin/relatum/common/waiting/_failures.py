@@ -65,9 +65,9 @@ def needs_operator(error: BaseException) -> bool:
     return isinstance(error, mended)
 
 
-def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
+def backoff(longest_s: float = BACKOFF_S[1], first_s: float = BACKOFF_S[0]) -> Iterator[float]:
     """Yield the pauses between retries, in seconds. Use `QUESTION_S` as `longest_s` for refused requests."""
-    pause = BACKOFF_S[0]
+    pause = first_s
     while True:
         yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads retries; not a secret
         pause = min(pause * 2, longest_s)
