@@ -86,6 +86,20 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE
 
 
+def test_members_outside_the_seen_ranges_are_left_out() -> None:
+    """A range begins with its first offset and ends before its last, also where two ranges meet."""
+    offsets = list(range(12))
+    columns = [f"{offset + 1}|false" for offset in offsets], [1] * 12, offsets, [None] * 12
+
+    def nobody() -> Any:
+        raise AssertionError("no message is read")
+
+    view = View(Servers(lambda *_: [(ID, *columns)], nobody), 1, {"s": 1}, {}, {"s": [(2, 4), (4, 6), (9, 10)]})
+    assert [row[4] for row in view.members_of([ID])[ID]] == [2, 3, 4, 5, 9]
+    view.seen["s"] = []
+    assert view.members_of([ID])[ID] == []
+
+
 TIME_US = 1_700_000_000_000_000
 HEADERS: dict[str, list[Any]] = {
     "group_id": [ID, "f" * 48, ID.encode(), None, 0],

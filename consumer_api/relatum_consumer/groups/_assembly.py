@@ -5,13 +5,13 @@ was in the streams at the first query is in the table, or is read from its strea
 """
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -270,7 +270,8 @@ class View:
             MEMBERS,
             {"key_id": self.key_id, "group_ids": array_text(group_ids), "stream_ids": list(self.numbers.values())},
         )
-        streams = {number: (name, self.seen[name]) for name, number in self.numbers.items()}
+        # An offset is in one of the ascending ranges if an odd number of their bounds is not above it.
+        streams = {number: (name, list(chain(*self.seen[name]))) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
         # The same few dozen places recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
@@ -282,12 +283,11 @@ class View:
                 if place not in known:
                     known[place] = parse_value(f"{group_id}|{place}")
                 found = known[place]
-                stream, seen = streams[number]
-                if found is not None and any(start <= offset < stop for start, stop in seen):
+                stream, bounds = streams[number]
+                if found is not None and bisect_right(bounds, offset) % 2:
                     members.append((group_id, found[1], found[2], stream, offset, time_us))
-        for group_id in group_ids if self.unrecorded_groups else ():
-            if unrecorded := self.unrecorded_groups.get(group_id):
-                groups[group_id] = distinct((*groups[group_id], *unrecorded))
+        for group_id in self.unrecorded_groups.keys() & group_ids:
+            groups[group_id] = distinct((*groups[group_id], *self.unrecorded_groups[group_id]))
         return groups
 
     def groups(self, group_ids: Iterable[str], order: GroupOrder = "logical") -> Iterator[Assembled]:
