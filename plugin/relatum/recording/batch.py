@@ -9,13 +9,10 @@ from typing import Final, NamedTuple
 from relatum.common.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
 from relatum.recording.extractor import Extracted, Extractor
-from relatum.store.rows import copy_text
+from relatum.store.rows import copy_number, copy_text
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Approximate maximum bytes of COPY lines in a transaction: 100,000 rows, which PostgreSQL writes in half a second."""
-
-LINE_BYTES: Final = 40
-"""Approximate bytes of a COPY line without its value."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
 """Maximum messages of a batch. Messages with few keys reach it before the maximum of bytes."""
@@ -135,7 +132,10 @@ class Batch:
             self._add(lines, offset, self._extractor.from_record(raw, chunk_ms))
         # The commit, for which PostgreSQL waits, then has less to sort.
         lines.sort()
-        self.lines.append("".join(lines))
+        text = "".join(lines)
+        self.lines.append(text)
+        self.line_bytes += len(text)
+        self.rows += len(lines)
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
         self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000
@@ -150,12 +150,9 @@ class Batch:
             self.times.append(time_us)
             self.time_offsets.append(offset)
         if values:
-            time_text = "\\N" if time_us is None else str(time_us)
-            end = f"\t{self.stream_id}\t{time_text}\t{offset}\n"
+            end = f"\t{self.stream_id}\t{copy_number(time_us)}\t{offset}\n"
             for key_id, value in values:
                 lines.append(f"{key_id}\t{copy_text(value)}{end}")
-                self.line_bytes += len(value) + LINE_BYTES
-            self.rows += len(values)
         for key_id, reason in skips:
             skipped = self.stream_id, key_id, reason.value
             self.skips[skipped] = self.skips.get(skipped, 0) + 1
