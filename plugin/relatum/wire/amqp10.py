@@ -233,7 +233,7 @@ class Opaque(NamedTuple):
 def text_of(data: bytes) -> str | bytes:
     """Decode UTF-8 text. Other bytes are returned unchanged."""
     try:
-        return str(data, "utf-8")
+        return data.decode()
     except UnicodeDecodeError:
         return data
 
