@@ -457,7 +457,7 @@ def test_the_reader_is_closed_also_if_the_loop_ends_while_all_threads_are_busy(b
     """Closing it waits for a thread then, and is not given up with the task that waits."""
     gate = threading.Event()
     with bed.owner() as owner:
-        reader = owner.follower.reader()
+        reader = owner.follower.reader
         reader.missing([])
         assert reader.statistics().idle == 1
         for _ in range(owner.follower._threads.most):

@@ -108,7 +108,7 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         assert len(earlier.begun()) <= THREADS_MAX
         pool = recorder._group.database.pool
         assert pool.idle + pool.in_use <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
-        follower, reader = recorder._group.follower.statistics(), recorder._group.follower.reader().statistics()
+        follower, reader = recorder._group.follower.statistics(), recorder._group.follower.reader.statistics()
         assert (follower.followed, follower.attached) == (count, count)
         assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
 

@@ -103,9 +103,7 @@ class Bench:
         return await self.asked
 
     def on_attached(self, _: object) -> None:
-        """Nothing, as `unsubscribe` and `grant` of `Connections`."""
-
-    unsubscribe = grant = on_attached
+        """Nothing."""
 
     async def other_node(self, _stream: str, _tried: object) -> None:
         raise Interrupted if self.is_away else StreamNotHere("No other node has it.")

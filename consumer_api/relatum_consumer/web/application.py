@@ -15,15 +15,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
 from typing import Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request, cookie_parser
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -213,10 +213,9 @@ def guarded(app: ASGIApp, options: WebOptions, rendering: Rendering) -> ASGIApp:
     async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
         chosen = app
         if scope["type"] == "http" and not scope["path"].startswith("/static/"):
-            headers = Headers(scope=scope)
-            kind, _, token = headers.get("authorization", "").partition(" ")
-            cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
-            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            request = HTTPConnection(scope)
+            kind, _, token = request.headers.get("authorization", "").partition(" ")
+            cookie, query = request.cookies.get(cookie_name, ""), request.query_params.multi_items()
             if any(name == "token" and is_right(_digest(value)) for name, value in query):
                 # The same URL without the token. Exactly one slash: two would redirect to another host.
                 rest = urlencode([pair for pair in query if pair[0] != "token"])

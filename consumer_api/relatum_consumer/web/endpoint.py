@@ -60,7 +60,7 @@ class Endpoint:
         parameters: The model of the parameters.
         answer_type: The answer's dataclass.
         answer: Returns the answer. A `RelatumError` that it raises becomes a `Problem`.
-        is_page: Whether there is also a page. Its template gets `query`, `answer` (or None), `problem` and `form`.
+        is_page: Whether there is also a page. Its template gets `query`, `answer` (or None), `problem`, `form`, `name`.
         tool: The name of the tool for agents; empty for none.
         is_submitted: Whether the parameters request an answer; if not, the page shows an empty form.
         start: Returns `start`, the content below an empty form.
@@ -177,6 +177,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "page": endpoint.menu,
             "form": form,
             "form_value": lambda name: form.get(name, [""])[0],
+            "name": form.get("name", form.get("stream", [""]))[0],
             "query": query,
             "answer": answer,
             "start": start,

@@ -10,17 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
-from relatum.keys import (
-    InvalidValue,
-    KeyDefinition,
-    KeyType,
-    Place,
-    bases_of,
-    canonical,
-    is_compressed,
-    masked_places,
-    units_of,
-)
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, canonical, masked_places, may_hold, units_of
 from relatum.reading import Message
 
 log = logging.getLogger(__name__)
@@ -75,15 +65,7 @@ class Masking:
 
     def hides_body(self, message: Message) -> bool:
         """Whether to hide a message's body, which may contain a masked value."""
-        if self._bodies or self._show_bodies:
-            return self._bodies
-        base_of, properties = bases_of(message), message.properties
-        # A compressed body without a content type may be JSON.
-        is_packed = not properties.content_type and is_compressed(properties.content_encoding)
-        try:
-            return any((is_packed and place.kind == "body") or place.within(base_of(place)) for place in self._places)
-        except InvalidValue:
-            return True  # an unreadable body may contain a masked value
+        return self._bodies or (not self._show_bodies and may_hold(message, self._places))
 
     @property
     def hides_reasons(self) -> bool:

@@ -195,7 +195,7 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     nearest: list[Message] = []
     others = [name for name in await site.relations.streams() if name != found.stream]
     # A lookup with the name of a deleted stream is an error.
-    deleted = await (await site.reader()).missing(others) if 0 < len(others) <= NEAREST_STREAMS_MAX else others
+    deleted = await site.reader.missing(others) if 0 < len(others) <= NEAREST_STREAMS_MAX else others
     others = [name for name in others if name not in deleted]
     for streams in filter(None, (others, [found.stream])):
         find = partial(site.relations.find, definition.name, values[0], streams=streams)
@@ -224,15 +224,15 @@ def _body_part(site: Site, found: Message, query: MessageParameters) -> Body:
 async def _neighbours(site: Site, found: Message) -> tuple[int | None, int | None]:
     """Return the offsets of the messages before and after; None if there is none, or the broker cannot answer."""
     previous = following = None
+    stream, offset = found.id
     with suppress(RelatumError, StopAsyncIteration):
-        reader = await site.reader()
         # Offsets have gaps, so the search widens.
         for stride in _STRIDES:
-            start = max(0, found.offset - stride)
-            previous = max(await reader.scan(found.stream, start, found.offset, attrgetter("offset")), default=None)
+            start = max(0, offset - stride)
+            previous = max(await site.reader.scan(stream, start, offset, attrgetter("offset")), default=None)
             if previous is not None or not start:
                 break
-        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
+        async with aclosing(site.reader.iterate(stream, offset + 1)) as later:
             following = (await anext(later)).offset
     return previous, following
 

@@ -59,14 +59,15 @@ _Parameters = TypeVar("_Parameters", bound=Parameters)
 
 def parsed(kind: type[_Parameters], arguments: Mapping[str, Any]) -> _Parameters:
     """Return the parsed parameters, without empty fields of a form; raise `InvalidInput` if one is not valid."""
-    # A query has a list of texts for each parameter; a tool's arguments may be single values.
-    lists = {name: value if isinstance(value, list) else [value] for name, value in arguments.items()}
-    lists = {name: [each for each in values if each not in ("", None)] for name, values in lists.items()}
-    filled = {name: values[0] if len(values) == 1 else values for name, values in lists.items() if values}
-    for name, values in lists.items():
+    filled: dict[str, Any] = {}
+    for name, value in arguments.items():
+        # A query has a list of texts for each parameter; a tool's arguments may be single values.
+        values = [each for each in (value if isinstance(value, list) else [value]) if each not in ("", None)]
         if any(isinstance(each, str) and "\0" in each for each in values):
             # PostgreSQL's texts cannot contain it.
             raise InvalidInput(f"{name[:_NAME_CHARACTERS]}: it contains a NUL character")
+        if values:
+            filled[name] = values[0] if len(values) == 1 else values
     try:
         return kind.model_validate(filled)
     except ValidationError as error:

@@ -175,6 +175,8 @@ class Site:
             timeout_s=options.timeout_s,
             database_connections_max=options.database_connections_max,
         )
+        reader = StreamReader.lazy(options.broker, timeout_s=options.timeout_s)
+        self.reader = AsyncStreamReader(reader, options.timeout_s)
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self._threads = Threads(_THREADS, "relatum-web-calls")
@@ -183,15 +185,9 @@ class Site:
     async def close(self) -> None:
         await self.servers.close()
         await self.relations.close()
-        if "reader" in self._cache and (reader := self._cache["reader"].value):
-            await reader.close()
+        await self.reader.close()
         self._threads.shutdown()
         self.database.close()
-
-    async def reader(self) -> AsyncStreamReader:
-        """Return the stream reader, which the first call opens."""
-        load = partial(AsyncStreamReader.open, self.options.broker, timeout_s=self.options.timeout_s)
-        return await self.cached("reader", math.inf, load)
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, and apply their masking from now on."""

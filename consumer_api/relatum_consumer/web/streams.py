@@ -161,7 +161,7 @@ class StreamAnswer:
 
 async def ends(site: Site, query: StreamParameters) -> tuple[Fact, ...]:
     """Return the ends of a stream, which the broker knows without the database."""
-    found = await (await site.reader()).bounds(query.stream)
+    found = await site.reader.bounds(query.stream)
     if found.first is None or found.last is None:
         return (("The stream exists, and is empty.", None),)
     return (
@@ -175,7 +175,7 @@ async def ends(site: Site, query: StreamParameters) -> tuple[Fact, ...]:
 async def stream(site: Site, query: StreamParameters) -> StreamAnswer:
     found = await statuses(site, [query.stream])
     if not found:
-        bounds = await (await site.reader()).bounds(query.stream)
+        bounds = await site.reader.bounds(query.stream)
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
         message = f"the stream {query.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=query.stream)
@@ -188,7 +188,7 @@ async def stream(site: Site, query: StreamParameters) -> StreamAnswer:
 async def _latest(site: Site, stream: str, stop: int, count: int) -> list[Message]:
     """Return the last messages before an offset, at most `count`; only these are kept in memory."""
     kept: deque[Message] = deque(maxlen=count)
-    await (await site.reader()).scan(stream, max(0, stop - _LATEST_OFFSETS), stop, kept.append)
+    await site.reader.scan(stream, max(0, stop - _LATEST_OFFSETS), stop, kept.append)
     return [*kept]
 
 

@@ -353,7 +353,7 @@ class CollectedStream:
 
     def _begin(self, member: int) -> Followed | None:
         """Follow the stream unless another member does."""
-        store, reader, start = self._shared.store, self._follower.reader(), self._shared.streams.start
+        store, reader, start = self._shared.store, self._follower.reader, self._shared.streams.start
         if self._initial is None:
             bounds = reader.bounds(self.name)
             first = start if isinstance(start, int) else bounds.first or 0
@@ -370,7 +370,7 @@ class CollectedStream:
 
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
-        name, store, reader = self.name, self._shared.store, self._follower.reader()
+        name, store, reader = self.name, self._shared.store, self._follower.reader
         bounds, unchanged = leaders_bounds(reader, name), list[Message]()
         offsets = range(bounds.first or 0, bounds.end)
 

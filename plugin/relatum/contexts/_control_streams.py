@@ -60,27 +60,24 @@ class ControlStreams(Closing):
         self.address = address
         self._header = header
         self._publisher = DirectPublisher(address, "a control message")
-        self._reader = StreamReader.lazy(address)
+        self.reader = StreamReader.lazy(address)
 
     def publish(self, stream: str, control: Control) -> None:
         headers, body = encode(control)
         properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
         self._publisher.publish(stream, body, properties)
 
-    def reader(self) -> StreamReader:
-        return self._reader
-
     def end_of(self, stream: str) -> int:
         """Return the offset after a stream's last message, 0 if it is empty. No later message has a lower offset."""
-        return self.reader().bounds(stream).end
+        return self.reader.bounds(stream).end
 
     def proven_end_of(self, stream: str) -> int:
         """Return the offset after a stream's last confirmed message; see `leaders_bounds`."""
-        return leaders_bounds(self.reader(), stream).end
+        return leaders_bounds(self.reader, stream).end
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
         """Return the offset of the first fence or marker with the move and epoch of `control`; None: there is none."""
-        found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
+        found = scan(self.reader, stream, from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
             return next((message.offset for message in messages if _is_same(message, control)), None)
 
@@ -91,13 +88,13 @@ class ControlStreams(Closing):
         def is_candidate(record: bytes) -> bool:
             return CONTROL_BYTES in record or placed in record
 
-        with contextlib.closing(scan(self.reader(), sent.stream, from_offset, is_candidate, is_whole=True)) as found:
+        with contextlib.closing(scan(self.reader, sent.stream, from_offset, is_candidate, is_whole=True)) as found:
             entries = ((message.offset, entry_of(message, self._header)) for message in found)
             return find_stray(entries, sent, anywhere=anywhere)
 
     def close(self) -> None:
         self._publisher.close()
-        self._reader.close()
+        self.reader.close()
 
 
 def _is_same(message: Message, control: Fence | Marker) -> bool:

@@ -128,7 +128,7 @@ class Predecessors:
             if place is None:
                 return self._find_recorded(predecessor, partitions)
             try:
-                return self._place_of(self._core.control_streams.reader().read(*place))
+                return self._place_of(self._core.control_streams.reader.read(*place))
             except NotFound as error:
                 raise PredecessorNotFound(
                     f"there is no predecessor at {predecessor}: {error}; nothing was sent", predecessor=predecessor
@@ -146,7 +146,7 @@ class Predecessors:
                     "(`relatum keys add message_id --source property:message_id`)",
                 )
             places = [place for key in keys for place in _places(connection, key, predecessor, given)]
-        for message in self._core.control_streams.reader().read_many(places):
+        for message in self._core.control_streams.reader.read_many(places):
             if isinstance(message, Message) and message.properties.message_id == predecessor:
                 return self._place_of(message)
         _refuse(predecessor, "this router did not publish it, and it is not recorded, or not yet: publish again later")

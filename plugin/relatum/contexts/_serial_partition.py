@@ -338,7 +338,7 @@ class Partition:
         """Move the position to two minutes before the last message read, or to the start if the stream lost those."""
         opened = self._opened
         assert opened.known_by is not None, "only a stream that was read before can be replaced"
-        reader = self.member.follower.reader()
+        reader = self.member.follower.reader
         bounds = leaders_bounds(reader, self.stream)
         last_ms = opened.known_by.chunk_ms
         at = None if last_ms is None or bounds.last is None else self._first_recent_offset(reader, last_ms)
@@ -380,7 +380,7 @@ class Partition:
         the stream's leader reports that it has no such message, because the stream was declared again.
         """
         try:
-            found = self.member.follower.reader().read(adoption.stream, adoption.offset)
+            found = self.member.follower.reader.read(adoption.stream, adoption.offset)
             if found.headers.get(self.member.header) == adoption.context:
                 return found
         except (OffsetExpired, StreamNotFound):

@@ -362,7 +362,6 @@ class SerializationContexts(Closing):
 
     def _movers(self, progress: Progress | None) -> Movers:
         streams = self._control_streams()
-        streams.reader()  # If the broker is unavailable, fail before a move begins.
         return Movers(self._store, streams, at_once=self._moves_at_once, retry_s=self._retry_s, progress=progress)
 
     def close(self) -> None:

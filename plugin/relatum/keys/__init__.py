@@ -27,9 +27,10 @@ from relatum.keys._definition import (
     bases,
     bases_of,
     masked_places,
+    may_hold,
     units_of,
 )
-from relatum.keys._places import PROPERTIES, Component, Place, is_compressed
+from relatum.keys._places import PROPERTIES, Component, Place
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [
@@ -51,10 +52,10 @@ __all__ = [
     "canonical",
     "checked_text",
     "described",
-    "is_compressed",
     "is_integer_text",
     "join_components",
     "masked_places",
+    "may_hold",
     "microseconds",
     "moment",
     "preset",

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 from relatum.common.checks import shown
 from relatum.errors import InvalidKeyDefinition, RelatumError
 from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, is_integer_text, join_components
-from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid
+from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name, invalid, is_compressed
 
 VALUES_MAX: Final = 64
 """Maximum values of one key in one message. More values are dropped, and counted as an error."""
@@ -293,6 +293,17 @@ def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] =
             if not places.keys().isdisjoint(pair):
                 places |= dict.fromkeys(pair, value_type)
     return places
+
+
+def may_hold(message: Any, places: Iterable[Place]) -> bool:
+    """Return whether a `Message` has a value in one of the places, or its body cannot be read and may have one."""
+    base_of, properties = bases_of(message), message.properties
+    # A compressed body without a content type may be JSON.
+    is_packed = not properties.content_type and is_compressed(properties.content_encoding)
+    try:
+        return any((is_packed and place.kind == "body") or place.within(base_of(place)) for place in places)
+    except InvalidValue:
+        return True
 
 
 def units_of(components: Iterable[Component]) -> tuple[Place, ...]:

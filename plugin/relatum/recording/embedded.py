@@ -347,7 +347,7 @@ class EmbeddedRecorder:
 
     def _record_subject(self, subject: Subject) -> list[str]:
         """Record the streams of a subject, and return them."""
-        reader, name = self._group.follower.reader(), subject.name
+        reader, name = self._group.follower.reader, subject.name
         if subject.is_exchange:
             return self._record_bound(reader, name)
         # If this user may not read the stream, its recording reports that.

@@ -1,7 +1,7 @@
 """The broker that a stream is recorded from. Another broker's stream of that name is refused. See docs/adr/0043."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -42,10 +42,10 @@ _STORE_BROKER: Final = sql("""
 class OwnBroker:
     """The broker that a recorder reads from, and the streams that belong to it. Thread-safe.
 
-    `reader` returns a reader for queries. All methods except `is_other` block.
+    All methods except `is_other` block.
     """
 
-    def __init__(self, engine: sa.Engine, vhost: str, reader: Callable[[], StreamReader]) -> None:
+    def __init__(self, engine: sa.Engine, vhost: str, reader: StreamReader) -> None:
         self._engine = engine
         self._vhost = vhost
         self._reader = reader
@@ -82,18 +82,17 @@ class OwnBroker:
     def is_stream_of(self, row: StreamRow) -> bool:
         """Return whether a changed stream still belongs to its row. If it lost its end, cut the table back."""
         # Another broker may have this address now.
-        self._identity = claimed_identity(self._reader())
-        return not self.is_other(row.broker_id) and cut_back_or_replace(self._engine, self._reader(), row)
+        self._identity = claimed_identity(self._reader)
+        return not self.is_other(row.broker_id) and cut_back_or_replace(self._engine, self._reader, row)
 
     def _rows(self, names: Sequence[str]) -> list[StreamRow]:
         with transaction(self._engine) as connection:
             return streams_named(connection, self._vhost, names, partitions=False)
 
     def _errors_of_others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
-        reader = self._reader()
         if self._identity.broker_id is None and time.monotonic() >= self._query_at:
             with suppress(StreamUnavailable, ReadTimeout):
-                self._identity = claimed_identity(reader)
+                self._identity = claimed_identity(self._reader)
             self._query_at = time.monotonic() + UNKNOWN_S
         identity = self._identity
         if identity.broker_id is None:

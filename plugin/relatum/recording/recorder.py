@@ -152,10 +152,10 @@ class Recorder:
     def _probe_broker(self) -> None:
         # Queries a stream, not a super stream: this is harmless while the broker starts.
         with suppress(NotFound):
-            self._group.follower.reader().bounds(self._names[0])
+            self._group.follower.reader.bounds(self._names[0])
 
     def _find_streams(self, stop: threading.Event) -> None:
-        reader = self._group.follower.reader()
+        reader = self._group.follower.reader
         for name in self._names:
             if stop.is_set():
                 return

@@ -219,10 +219,8 @@ class RecorderGroup:
     # --- in a thread --------------------------------------------------------------------------------------------------
 
     def _open(self, streams: Sequence[StreamRecording]) -> Mapping[StreamRecording, Opened | RelatumError]:
-        # Write nothing if the broker never answered.
-        self.follower.reader()
         opened = open_streams(self.engine, [each.row for each in streams if each.row is not None])
-        self.outages.answered(Server.BROKER, Server.DATABASE)
+        self.outages.answered(Server.DATABASE)
         by_name: dict[str, Opened] = {each.stream.name: each for each in opened}
         lost = CoverageConflict("another recorder opened the stream, or it was replaced or forgotten", stream="")
         return {each: by_name.get(each.name, lost) for each in streams}
@@ -233,7 +231,7 @@ class RecorderGroup:
         """Wait until the streams that this process records are recorded up to their current ends."""
         try:
             with within(max(0.1, until - time.monotonic())):
-                found = {stream: bounds_or_error(self.follower.reader(), stream.name) for stream in self.streams()}
+                found = {stream: bounds_or_error(self.follower.reader, stream.name) for stream in self.streams()}
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
@@ -272,7 +270,7 @@ class RecorderGroup:
         if self._finishing is None:
             # The loop never ran.
             self.follower.end()
-            self.follower.close_reader()
+            self.follower.reader.close()
         else:
             # Another thread may be calling `stop`, too.
             with suppress(TimeoutError, CancelledError):

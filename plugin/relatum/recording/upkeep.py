@@ -309,7 +309,7 @@ class Upkeep:
 
     def _bounds(self, name: str, tail: OpenTail | None) -> StreamBounds:
         with within(ENDS_QUERY_S):
-            reader = self._group.follower.reader()
+            reader = self._group.follower.reader
             bounds = reader.bounds(name)
             if tail is not None and (bounds.first or 0) > tail.first_offset:
                 # Another broker may have this address now: its first offset must not prune this stream.
@@ -347,7 +347,7 @@ class Upkeep:
             ]
             if self._stop.is_set() or not (closable or over_amqp):
                 continue
-            filler = Filler(self._engine, self._group.follower.reader(), row, definitions, stop=self._stop)
+            filler = Filler(self._engine, self._group.follower.reader, row, definitions, stop=self._stop)
             try:
                 for record, parts in ((filler.fill, closable), (filler.record_again, over_amqp)):
                     for part in parts:

@@ -108,13 +108,13 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
             raise ConfigurationError(f"the database's URL has {name} more than once (hosts are one list: h1:5432,h2)")
-    own_options = {name: value for name, value in options if name in (POOLER, STATEMENT)}
-    libpq_options = [(name, value) for name, value in options if name not in own_options]
+    libpq_options = dict(options)
+    pooler, statement = libpq_options.pop(POOLER, None), libpq_options.pop(STATEMENT, None)
     parameters = _parsed(
         f"postgresql://{base}{'?' if libpq_options else ''}{urlencode(libpq_options, quote_via=quote)}"
     )
-    is_pooled = own_options[POOLER].lower() not in _FALSE_TEXTS if POOLER in own_options else None
-    address = DatabaseAddress(parameters, is_pooled, _seconds(own_options.get(STATEMENT)))
+    is_pooled = None if pooler is None else pooler.lower() not in _FALSE_TEXTS
+    address = DatabaseAddress(parameters, is_pooled, _seconds(statement))
     _check(address)
     return address
 

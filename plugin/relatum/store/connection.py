@@ -90,11 +90,6 @@ class TimedConnection(psycopg.Connection[Any]):
     _step = ""
     """"commit" or "rollback" while the connection waits for its answer."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._added_handlers: set[Any] = set()
-        """The notice handlers that were added before."""
-
     def close(self) -> None:
         """Return the connection to its pool. SQLAlchemy calls this when it no longer needs the connection."""
         if self.release is None:
@@ -127,10 +122,10 @@ class TimedConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def add_notice_handler(self, callback: Any) -> None:
-        """Add a handler, unless it was added: SQLAlchemy adds it again whenever it gets the connection."""
-        if callback not in self._added_handlers:
-            self._added_handlers.add(callback)
-            super().add_notice_handler(callback)
+        """Add a handler once: SQLAlchemy adds it again whenever it gets the connection."""
+        with suppress(ValueError):
+            self.remove_notice_handler(callback)
+        super().add_notice_handler(callback)
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
         """Wait as psycopg does, but only up to the limit and the deadline; then raise `NoAnswerInTime`."""

@@ -151,8 +151,6 @@ def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
     gaps: list[Range] = []
     position, end = within
     for start, stop in ranges:
-        if stop <= position:
-            continue
         if start >= end:
             break
         if start > position:

@@ -5,14 +5,8 @@ so a renewal writes one row for any number of held rows. The same transaction sh
 rows that others release, and rows of a member whose lease has expired, by compare-and-set on the holder's name.
 
 A lease only avoids double work; correctness never depends on leases. The database's clock may jump, and a member may be
-suspended between two statements and continue an hour later. So every write is fenced by data in the written row:
-
-- a recorder's by the coverage's end, which is advanced by compare-and-set;
-- a serial consumer's or collector's position by the holder's name and by the previous version or position;
-- a claim on a group by its number, which each new claim increases;
-- a step of a move by the move's state and attempt.
-
-A suspended member notices when its fenced write fails. Source: docs/adr/0017.
+suspended between two statements and continue an hour later. So every write is fenced by data in the written row, and a
+suspended member notices when its fenced write fails. docs/adr/0017 lists the fences.
 """
 
 from collections.abc import Collection, Mapping

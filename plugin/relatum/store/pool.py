@@ -2,7 +2,7 @@
 
 SQLAlchemy also uses this pool: each transaction takes a connection, and the connection's `close` returns it. psycopg's
 own pool connects in the background, so that a wrong password appears as a time-out without a cause, and the pool
-continues to log in after the caller has given up. See docs/adr/0047.
+continues to log in after the caller has given up. See docs/adr/0049.
 """
 
 import math
@@ -228,13 +228,9 @@ def check_session(connection: TimedConnection, is_pooled: bool | None) -> None:
     """Check that a new connection can be used, and detect whether statements may be prepared on it.
 
     A pooler that assigns sessions by transaction (pgbouncer, `pool_mode = transaction`) runs each transaction in any
-    free session of the server. That session may lack a prepared statement, or have another client's statement of the
-    same name, which would run with our parameters. So nothing is prepared behind a pooler, and nothing else depends on
-    the session: settings are `SET LOCAL`, locks belong to transactions, and no start-up parameter is sent that poolers
-    refuse.
-
-    The process id that a pooler reports to a client that connects is invented, and differs from the server's
-    `pg_backend_pid()`.
+    free session, which may have another client's statement of the same name: it would run with our parameters. So
+    nothing else depends on the session, either: settings are `SET LOCAL`, locks belong to transactions, and no start-up
+    parameter is sent that poolers refuse. Poolers invent the process id that they report to a client.
 
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html

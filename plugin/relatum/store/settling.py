@@ -1,15 +1,9 @@
 """Settles commits in doubt: finds out whether a transaction was committed if PostgreSQL did not answer its COMMIT.
 
 The rows that the transaction wrote prove nothing: this or another process may have changed them since. So each fenced
-step writes a unique token in its transaction, and settling looks for that token:
-
-- The token exists: the step was committed, even if others have written since.
-- The token is missing: settling inserts it as void. The step was rolled back; or it is in flight, in a suspended server
-  or a proxy, and will fail on that row. In both cases, it can no longer be committed.
-- The step's transaction is still open: PostgreSQL makes settling wait for its end.
-
-So settling always has a result. The result does not depend on clocks, leases, or transaction ids after a failover: a
-server that lost the step has also lost the token. Source: docs/adr/0013.
+step writes a unique token in its transaction, and settling looks for that token. If it exists, the step was committed.
+If not, settling inserts it as void, and the step can no longer be committed: it was rolled back, or will fail on that
+row. While the step's transaction is open, PostgreSQL makes settling wait. See docs/adr/0013.
 """
 
 import threading

@@ -98,8 +98,6 @@ _BY_TEXT: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
      r"|invalid value for parameter|invalid integer value|bad value for|forbidden value", ConfigurationError, "", ""),
 )  # fmt: skip
 
-_BY_PATTERN: Final = tuple((re.compile(text), kind, reason, suffix) for text, kind, reason, suffix in _BY_TEXT)
-
 _REFUSED_OPTION: Final = re.compile(r"bad value for \w+|invalid connection option|forbidden value")
 """Texts of psycopg (a `ProgrammingError` without a SQLSTATE) and libpq about invalid options."""
 
@@ -193,8 +191,8 @@ def _failures(text: str) -> Iterator[str]:
 def _host_error(message: str) -> RelatumError:
     message = message.removeprefix("connection failed: ").removeprefix("connection is bad: ")
     if not _NOT_TLS.search(message):
-        for pattern, kind, reason, suffix in _BY_PATTERN:
-            if pattern.search(message):
+        for text, kind, reason, suffix in _BY_TEXT:
+            if re.search(text, message):
                 return _error(kind, f"{_PREFIXES[kind]}: {message}{suffix}", reason)
     return DatabaseUnavailable(f"PostgreSQL does not answer: {message}")
 

@@ -55,14 +55,15 @@ class Interrupted(Exception):
 class Subscription:
     """The subscription to one stream: its id on the connection, and its credit.
 
-    `barrier`: The correlation id of its latest barrier. `is_quiet`: A barrier showed that the node has no more records.
+    `among`: The connection's subscriptions; None once it has ended. `barrier`: The latest barrier's correlation id.
+    `is_quiet`: A barrier showed that the node has no more records.
     """
 
     def __init__(self, followed: "Followed", number: int, in_flight_max: int = CHUNKS_MAX) -> None:
         self.followed = followed
         self.number = number
         self._in_flight_max = in_flight_max
-        self.connection: Connection | None = None
+        self.among: Subscriptions | None = None
         self.barrier: int | None = None
         self.has_chunks = self.is_quiet = False
         self._in_flight, self._held, self._window = 1, 0, 1
@@ -76,6 +77,15 @@ class Subscription:
 
     def free(self) -> None:
         self._held -= 1
+
+    def grant(self) -> None:
+        if self.among is not None:
+            self.among.grant(self)
+
+    def end(self) -> None:
+        """Unsubscribe. Idempotent."""
+        if self.among is not None:
+            self.among.remove(self)
 
     def credit(self) -> int:
         """Take the credit to grant now, in chunks. 0 while less than half of the maximum in flight is available.
@@ -96,10 +106,11 @@ class Subscription:
 
 
 class Subscriptions:
-    """The subscriptions of one session."""
+    """The subscriptions of one session. `flush_soon` is called when there is something to send."""
 
-    def __init__(self, session: StreamSession) -> None:
+    def __init__(self, session: StreamSession, flush_soon: Callable[[], object] = lambda: None) -> None:
         self._session = session
+        self._flush_soon = flush_soon
         self._by_id: dict[int, Subscription] = {}
         self._subscribing: dict[int, int] = {}
         self._barriers: dict[int, list[int]] = {}
@@ -124,23 +135,23 @@ class Subscriptions:
         self._subscribing[correlation] = number
         in_flight_max = IN_FLIGHT_MAX if self._session.is_older_than(DELAYS_BEFORE) else CHUNKS_MAX
         subscription = self._by_id[number] = Subscription(followed, number, in_flight_max)
+        subscription.among = self
         start = StartSpec(Start.OFFSET, offset)
         self._session.send(frames.subscribe(correlation, number, followed.stream, start, 1))
         self._unfenced[number] = None
+        self._flush_soon()
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
         """Unsubscribe; chunks still in flight are dropped on arrival."""
-        number = subscription.number
-        if self._by_id.get(number) is subscription:
-            del self._by_id[number]
-            self._unfenced.pop(number, None)
-            self._session.unsubscribe(number)
+        subscription.among = None
+        del self._by_id[subscription.number]
+        self._unfenced.pop(subscription.number, None)
+        self._session.unsubscribe(subscription.number)
+        self._flush_soon()
 
-    def grant(self, subscription: Subscription) -> bool:
-        """Grant the available credit; return whether there is something to send."""
-        if self._by_id.get(subscription.number) is not subscription:
-            return False
+    def grant(self, subscription: Subscription) -> None:
+        """Grant the available credit."""
         credit = subscription.credit()
         # A barrier is also needed without credit: after larger chunks than expected, there may be none for long.
         can_drain = credit > 0 or (subscription.has_chunks and subscription.has_credit)
@@ -150,7 +161,8 @@ class Subscriptions:
         if needs_barrier:
             subscription.has_chunks, subscription.barrier = False, None
             self._unfenced[subscription.number] = None
-        return credit > 0 or needs_barrier
+        if credit or needs_barrier:
+            self._flush_soon()
 
     def set_barrier(self) -> None:
         """Send one barrier for all streams that were subscribed or granted credit since the last barrier."""
@@ -166,7 +178,7 @@ class Subscriptions:
         subscriptions, self._by_id = self._by_id, {}
         self._unfenced.clear()
         for subscription in subscriptions.values():
-            subscription.connection = None
+            subscription.among = None
             subscription.followed.on_ended(Interrupted())
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -228,13 +240,13 @@ class Connection:
         self._connection = connection
         self._on_lost = on_lost
         self.session = connection.session
-        self.subscriptions = Subscriptions(self.session)
+        self.subscriptions = Subscriptions(self.session, self._flush_soon)
         self._socket = connection.socket
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._unsent = bytearray()
         self._is_open = True
-        self._is_paused = self._is_writing = False
+        self._is_paused = self._is_writing = self._is_flush_due = False
         self.opened_at = self._sent_at = self._received_at = self._paused_at = time.monotonic()
         self._loop.add_reader(self._socket, self._read)
         self._heartbeat_timer = self._loop.call_later(HEARTBEAT_CHECK_S, self._check_heartbeats)
@@ -272,9 +284,17 @@ class Connection:
     def _has_pending(self) -> bool:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
+    def _flush_soon(self) -> None:
+        """Flush in the next iteration of the loop, together with later commands."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
     def flush(self) -> None:
         """Send as many of the pending bytes as the socket accepts."""
+        self._is_flush_due = False
         if self._is_open:
+            self.subscriptions.set_barrier()
             try:
                 self._send()
             except ConnectionLost as error:

@@ -58,7 +58,6 @@ class Connections:
         self._spread_max = SPREAD_MAX
         self._home = Node(None)
         self._nodes: dict[NodeAddress | None, Node] = {None: self._home}
-        self._unflushed: dict[Connection, None] = {}
         self._is_paused = False
         self.is_away = False
         """Whether the home node is unreachable, so that no stream can be read now."""
@@ -80,23 +79,8 @@ class Connections:
             if connection is not None:
                 subscriptions = connection.subscriptions
                 if not subscriptions.is_crowded or len(self) >= self._spread_max:
-                    subscription = subscriptions.add(followed, followed.begin())
-                    subscription.connection = connection
-                    self._flush_soon(connection)
-                    return subscription
+                    return subscriptions.add(followed, followed.begin())
             await self._open(node)
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """End a subscription. Idempotent."""
-        connection, subscription.connection = subscription.connection, None
-        if connection is not None:
-            connection.subscriptions.remove(subscription)
-            self._flush_soon(connection)
-
-    def grant(self, subscription: Subscription) -> None:
-        connection = subscription.connection
-        if connection is not None and connection.subscriptions.grant(subscription):
-            self._flush_soon(connection)
 
     async def other_node(self, stream: str, tried: NodeAddress | None) -> NodeAddress:
         """Return the next reachable node that has a stream. `tried`: The last one that was tried; None: the home node.
@@ -125,20 +109,6 @@ class Connections:
             connections, node.connections = node.connections, []
             for connection in connections:
                 connection.close()
-
-    # --- sending ------------------------------------------------------------------------------------------------------
-
-    def _flush_soon(self, connection: Connection) -> None:
-        """Flush a connection in the next iteration of the loop, together with later commands."""
-        if not self._unflushed:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unflushed[connection] = None
-
-    def _flush(self) -> None:
-        connections, self._unflushed = self._unflushed, {}
-        for connection in connections:
-            connection.subscriptions.set_barrier()
-            connection.flush()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -199,5 +169,4 @@ class Connections:
 
     def _remove(self, node: Node, connection: Connection) -> None:
         node.connections.remove(connection)
-        self._unflushed.pop(connection, None)
         connection.subscriptions.interrupt()

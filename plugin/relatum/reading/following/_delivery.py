@@ -34,7 +34,7 @@ class Attached:
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Consecutive records, each delivered once. `held`, `bytes` and `is_done` are for `StreamFollower.done`."""
+    """Consecutive records, each delivered once; offsets have gaps. `held`, `bytes`, `is_done`: for `StreamFollower`."""
 
     stream: str
     following: int
@@ -56,7 +56,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream provably differs from the known one: it lost its end, or was declared again. No event follows."""
+    """The stream lost its end or was declared again: a message differs, or the leader ends earlier. The last event."""
 
     stream: str
     following: int

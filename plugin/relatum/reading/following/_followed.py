@@ -144,7 +144,7 @@ class Followed:
         subscription, self._subscription = self._subscription, None
         self._is_agreed = False
         if subscription is not None:
-            self._follower.connections.unsubscribe(subscription)
+            subscription.end()
         self._clear_inbox()
 
     def end(self) -> None:
@@ -197,7 +197,7 @@ class Followed:
 
     def grant(self) -> None:
         if self._subscription is not None:
-            self._follower.connections.grant(self._subscription)
+            self._subscription.grant()
 
     # --- the inbox ----------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,8 @@ class StreamFollower:
     """Follows streams forever, each from a given position, on its owner's event loop. Not fork-safe.
 
     It retries after errors, and reports them as events and to `outages`; methods do not raise them. Call all methods
-    except `reader`, `close_reader` and `statistics` in the loop's thread. Close the follower before you stop the loop.
+    except `statistics` in the loop's thread. Close the follower before you stop the loop. `reader` is for blocking
+    queries; the follower closes it.
 
     `on_event`: Called in the loop with each event, in order per stream, round robin. If it raises, the error is logged
     and the event is delivered again; records are read again for this.
@@ -120,7 +121,7 @@ class StreamFollower:
         self._outages = outages or Outages(_DISABLED_LOGGER)
         self._name = name
         self._who = who
-        self._reader = StreamReader.lazy(broker, **options)
+        self.reader = StreamReader.lazy(broker, **options)
         # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
         # one thread free, so that connecting does not queue behind them.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
@@ -167,10 +168,6 @@ class StreamFollower:
 
     # --- state and queries --------------------------------------------------------------------------------------------
 
-    def reader(self) -> StreamReader:
-        """Return the follower's reader, for queries, which block. The follower closes it."""
-        return self._reader
-
     @property
     def is_attached(self) -> bool:
         """Whether any stream is being read and is the known one."""
@@ -201,8 +198,7 @@ class StreamFollower:
         return await self._query(self._query_leader, stream, known, gap)
 
     def _query_leader(self, stream: str, known: Position | None, gap: tuple[int, int] | None) -> Finding:
-        reader = self.reader()
-        found = None if known is None else agreement(reader, stream, known)
+        found = None if known is None else agreement(self.reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
                 f"stream {stream!r} did not return offset {known and known.offset}, read before: a node lags or is "
@@ -211,15 +207,15 @@ class StreamFollower:
             )
         if gap is None and found in (Agreement.SAME, Agreement.EXPIRED):
             return Finding(found, None)
-        bounds = bounds_of_known(reader, stream)
+        bounds = bounds_of_known(self.reader, stream)
         if gap is not None and gap[0] < gap[1]:
-            _check_gap(reader, stream, gap, bounds)
+            _check_gap(self.reader, stream, gap, bounds)
         return Finding(found, bounds)
 
     async def missing_error(self, stream: str) -> RelatumError | None:
         """Return the error of a stream that a node does not know: it is missing, or a queue. None if it exists."""
         try:
-            await self._query(lambda: self.reader().bounds(stream))
+            await self._query(self.reader.bounds, stream)
         except StreamUnavailable:
             return None
         except RelatumError as error:
@@ -231,10 +227,10 @@ class StreamFollower:
             return await self.loop.ask(function, *args, threads=self._threads)
 
     async def nodes_of(self, stream: str) -> StreamPlaces:
-        return await self._query(lambda: self.reader().places(stream))
+        return await self._query(self.reader.places, stream)
 
     async def connect(self, node: NodeAddress | None) -> SocketConnection:
-        return await in_thread(self._threads, lambda: self.reader().link(node), returned=SocketConnection.close)
+        return await in_thread(self._threads, self.reader.link, node, returned=SocketConnection.close)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
 
@@ -263,13 +259,9 @@ class StreamFollower:
         """Close all connections. A thread closes the reader, even if this task is cancelled. Idempotent."""
         if not self.is_closed:
             self.end()
-            closing = self._threads.submit(self.close_reader)
+            closing = self._threads.submit(self.reader.close)
             self._threads.shutdown()
             await asyncio.shield(asyncio.wrap_future(closing))
-
-    def close_reader(self) -> None:
-        """Close the reader, as `close` does. Blocks: do not call it on the event loop."""
-        self._reader.close()
 
     def end(self) -> None:
         """Stop following, and close all connections except the reader's."""
