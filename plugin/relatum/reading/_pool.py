@@ -89,6 +89,10 @@ class ReaderStatistics:
         return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
 
 
+_TAKEN: Final[Future[None]] = Future()
+_TAKEN.set_result(None)
+
+
 class Turns:
     """One reader's turns, each the right to use a connection, and the calls that wait for a turn. Thread-safe."""
 
@@ -106,14 +110,13 @@ class Turns:
 
     def enter(self, use: Use) -> "Future[None]":
         """Return a future that is done when the call gets its turn."""
-        turn: Future[None] = Future()
         with self.lock:
             if use is Use.FOLLOW or self._has_room(use):
                 self._take(use)
-                turn.set_result(None)
-            else:
-                self._waiting.append((use, turn))
-        return turn
+                return _TAKEN
+            turn: Future[None] = Future()
+            self._waiting.append((use, turn))
+            return turn
 
     def leave(self, use: Use) -> None:
         """Return a turn. Of the waiting calls that may use it, the first one gets it."""
