@@ -57,7 +57,7 @@ class Deadline:
     @property
     def has_passed(self) -> bool:
         """Whether no time is left."""
-        return self.left_s() <= 0
+        return time.monotonic() >= self.until
 
     def end_in(self, seconds: float) -> None:
         """Shorten the deadline to `seconds` from now, from any thread. This never extends it."""
