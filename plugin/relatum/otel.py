@@ -185,7 +185,6 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 NO_SPAN: Final = Span(None, None)
-_NOTHING: Final = nullcontext(NO_SPAN)
 
 _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
 """Relatum's current span, which is empty if OpenTelemetry could not start it. Never the application's span."""
@@ -198,7 +197,7 @@ def span(part: Part, describe: Callable[[], Description]) -> AbstractContextMana
     `describe` is called only if the part makes spans.
     """
     tracer = _tracer_of(part)
-    return _NOTHING if tracer is None else _opened(tracer, part, describe)
+    return nullcontext(NO_SPAN) if tracer is None else _opened(tracer, part, describe)
 
 
 @contextmanager

@@ -155,20 +155,11 @@ class Found(NamedTuple):
     lost: LostMessages
     self_ids: tuple[MessageId, ...] = ()
 
-    def answer(
-        self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...], **hints: Any
-    ) -> Answer:
-        """Return the answer. `hints`: its `unrecorded_streams` and `new_keys`."""
+    def answer(self, status: Status, **covered: Any) -> Answer:
+        """Return the answer with a status; `covered`: its other attributes."""
+        expired, deleted, unread = map(self.lost.ids, (Status.EXPIRED, Status.DELETED, Status.UNPROVEN))
         return Answer(
-            status,
-            self.hits,
-            streams=streams,
-            expired=self.lost.ids(Status.EXPIRED),
-            deleted=self.lost.ids(Status.DELETED),
-            unread=self.lost.ids(Status.UNPROVEN),
-            unreadable_streams=unreadable,
-            self_ids=self.self_ids,
-            **hints,
+            status, self.hits, expired=expired, deleted=deleted, unread=unread, self_ids=self.self_ids, **covered
         )
 
 
@@ -270,19 +261,18 @@ def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found)
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
     unreadable = union_of(found.lost.left_out, catalog.unreadable_streams(names))
     status = Status.UNPROVEN if unreadable or found.lost.ids(Status.UNPROVEN) else Status.FOUND
-    return found.answer(status, streams, unreadable)
+    return found.answer(status, streams=streams, unreadable_streams=unreadable)
 
 
 def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
-    lost = found.lost
-    known = replace(known, unusable=union_of(known.unusable, lost.left_out))
-    outcome = Status.FOUND if found.hits else lost.outcome
+    known = replace(known, unusable=union_of(known.unusable, found.lost.left_out))
+    outcome = Status.FOUND if found.hits else found.lost.outcome
     if not known.streams and outcome is Status.ABSENT:
         known.nothing_searched(catalog)
-    status = known.status(outcome, was_read=was_read, is_whole=not lost.ids(Status.UNPROVEN))
+    status = known.status(outcome, was_read=was_read, is_whole=not found.lost.ids(Status.UNPROVEN))
     # The answer also covers deleted streams with matches: their recorded part is known.
-    streams = tuple(sorted({*known.streams, *(where.stream for where in lost.ids(Status.DELETED))}))
-    hints: dict[str, Any] = {}
-    if status is Status.NOT_RECORDED_YET:
-        hints = {"unrecorded_streams": known.unrecorded_streams(catalog), "new_keys": known.named_new_keys(catalog)}
-    return found.answer(status, streams, known.unreadable_streams, **hints)
+    streams = tuple(sorted({*known.streams, *(where.stream for where in found.lost.ids(Status.DELETED))}))
+    answer = found.answer(status, streams=streams, unreadable_streams=known.unreadable_streams)
+    if status is not Status.NOT_RECORDED_YET:
+        return answer
+    return replace(answer, unrecorded_streams=known.unrecorded_streams(catalog), new_keys=known.named_new_keys(catalog))

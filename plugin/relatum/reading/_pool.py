@@ -46,6 +46,9 @@ REFUSING: Final = "the reader was closed: open another one"
 RESERVED_DIVISOR: Final = 4
 """The limit divided by this is the number of turns that iterations never get; at least one."""
 
+_TAKEN: Final[Future[None]] = Future()
+_TAKEN.set_result(None)
+
 
 class Use(Enum):
     """The purpose of a connection."""
@@ -89,10 +92,6 @@ class ReaderStatistics:
         return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
 
 
-_TAKEN: Final[Future[None]] = Future()
-_TAKEN.set_result(None)
-
-
 class Turns:
     """One reader's turns, each the right to use a connection, and the calls that wait for a turn. Thread-safe."""
 
@@ -126,16 +125,14 @@ class Turns:
                 return
             self.in_use -= 1
             self.lent -= use is Use.LENT
-            place = 0
-            while self.in_use < self.limit and place < len(self._waiting):
-                kind, turn = self._waiting[place]
-                if not self._has_room(kind):
-                    place += 1
-                    continue
-                del self._waiting[place]
-                if turn.set_running_or_notify_cancel():
-                    self._take(kind)
-                    turn.set_result(None)
+            for kind, turn in self._waiting.copy():
+                if self.in_use >= self.limit:
+                    return
+                if self._has_room(kind):
+                    self._waiting.remove((kind, turn))
+                    if turn.set_running_or_notify_cancel():
+                        self._take(kind)
+                        turn.set_result(None)
 
     def withdraw(self, use: Use, turn: "Future[None]") -> None:
         """Stop waiting. If the call got its turn in the meantime, return it."""

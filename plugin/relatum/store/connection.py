@@ -139,11 +139,10 @@ class TimedConnection(psycopg.Connection[Any]):
         if self._step == "rollback":
             # A rollback gets time even if the call has none left.
             deadline, limit_s = None, max(ROLLBACK_S, left_s(ROLLBACK_S if limit_s is None else limit_s))
+        check(deadline)
         until = math.inf if limit_s is None else now + limit_s
         if deadline is not None:
             until = min(until, deadline.until)
-        if until <= now:
-            raise _no_answer(deadline, limit_s)
         try:
             return super().wait(_limited(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
         except NoAnswerInTime as error:
