@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -190,17 +190,18 @@ _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
 """Relatum's current span, which is empty if OpenTelemetry could not start it. Never the application's span."""
 
 
-@contextmanager
-def span(part: Part, describe: Callable[[], Description]) -> Iterator[Span]:
+def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span]:
     """Open a span around a block if the part makes spans.
 
     An `Exception` that leaves the block becomes the span's error: its class and, if a server failed, its text.
     `describe` is called only if the part makes spans.
     """
     tracer = _tracer_of(part)
-    if tracer is None:
-        yield NO_SPAN
-        return
+    return nullcontext(NO_SPAN) if tracer is None else _opened(tracer, part, describe)
+
+
+@contextmanager
+def _opened(tracer: Tracer, part: Part, describe: Callable[[], Description]) -> Iterator[Span]:
     from opentelemetry import context
     from opentelemetry.trace import set_span_in_context
 

@@ -5,7 +5,7 @@ It also detects streams that are not the recorded ones, and collects messages wi
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX, MESSAGE_BYTES
@@ -147,16 +147,19 @@ class LostMessages:
             return Status.EXPIRED
         return Status.DELETED if Status.DELETED in self.statuses.values() else Status.ABSENT
 
-    def answer(self, hits: Iterable[Hit], self_ids: tuple[MessageId, ...] = ()) -> Answer:
-        """Return an answer with the hits, as far as the index shows: its status is the `outcome`, without a proof."""
+
+class Found(NamedTuple):
+    """What a search found: the messages, those that it lost, and the ids of the given message's copies."""
+
+    hits: tuple[Hit, ...]
+    lost: LostMessages
+    self_ids: tuple[MessageId, ...] = ()
+
+    def answer(self, status: Status, **covered: Any) -> Answer:
+        """Return the answer with a status; `covered`: its other attributes."""
+        expired, deleted, unread = map(self.lost.ids, (Status.EXPIRED, Status.DELETED, Status.UNPROVEN))
         return Answer(
-            self.outcome,
-            tuple(hits),
-            expired=self.ids(Status.EXPIRED),
-            deleted=self.ids(Status.DELETED),
-            unread=self.ids(Status.UNPROVEN),
-            unreadable_streams=self.left_out,
-            self_ids=self_ids,
+            status, self.hits, expired=expired, deleted=deleted, unread=unread, self_ids=self.self_ids, **covered
         )
 
 
@@ -229,8 +232,8 @@ def is_sure(error: RelatumError) -> bool:
     return error.is_proven if isinstance(error, OffsetNotFound) else isinstance(error, NotFound)
 
 
-Find: TypeAlias = Callable[[Evidence | None], Answer]
-"""Finds indexed messages and, if evidence is given, messages that are not recorded; see `LostMessages.answer`."""
+Find: TypeAlias = Callable[[Evidence | None], Found]
+"""Finds indexed messages and, if evidence is given, messages that are not recorded."""
 
 
 def answered(
@@ -253,23 +256,23 @@ def answered(
     return retry_if_replaced(catalog, attempt, leaves_out=names is None)
 
 
-def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Answer) -> Answer:
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
     """Return the answer from indexed messages alone, without a proof."""
-    streams = catalog.recorded(names, (message.stream for message in found))
-    unreadable = union_of(found.unreadable_streams, catalog.unreadable_streams(names))
-    status = Status.UNPROVEN if found.unread or unreadable else Status.FOUND
-    return replace(found, status=status, streams=streams, unreadable_streams=unreadable)
+    streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
+    unreadable = union_of(found.lost.left_out, catalog.unreadable_streams(names))
+    status = Status.UNPROVEN if unreadable or found.lost.ids(Status.UNPROVEN) else Status.FOUND
+    return found.answer(status, streams=streams, unreadable_streams=unreadable)
 
 
-def _concluded(catalog: Catalog, known: Evidence, found: Answer, *, was_read: bool) -> Answer:
-    known = replace(known, unusable=union_of(known.unusable, found.unreadable_streams))
-    outcome = Status.FOUND if found.hits else found.status
+def _concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
+    known = replace(known, unusable=union_of(known.unusable, found.lost.left_out))
+    outcome = Status.FOUND if found.hits else found.lost.outcome
     if not known.streams and outcome is Status.ABSENT:
         known.nothing_searched(catalog)
-    status = known.status(outcome, was_read=was_read, is_whole=not found.unread)
+    status = known.status(outcome, was_read=was_read, is_whole=not found.lost.ids(Status.UNPROVEN))
     # The answer also covers deleted streams with matches: their recorded part is known.
-    streams = tuple(sorted({*known.streams, *(where.stream for where in found.deleted)}))
-    answer = replace(found, status=status, streams=streams, unreadable_streams=known.unreadable_streams)
+    streams = tuple(sorted({*known.streams, *(where.stream for where in found.lost.ids(Status.DELETED))}))
+    answer = found.answer(status, streams=streams, unreadable_streams=known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:
         return answer
     return replace(answer, unrecorded_streams=known.unrecorded_streams(catalog), new_keys=known.named_new_keys(catalog))

@@ -19,14 +19,14 @@ Names: TypeAlias = str | Sequence[str] | None
 """A name, several names, or None."""
 
 Order: TypeAlias = Literal["oldest", "newest", "offset"]
+_ORDERS: Final = get_args(Order)
 
 
 def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
     """Return the names in an argument without duplicates; None for all."""
     if names is None:
         return None
-    is_several = isinstance(names, Iterable) and not isinstance(names, str | bytes)
-    found = tuple(names) if is_several else (names,)
+    found = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if not found or not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
     return tuple(dict.fromkeys(checked_name(argument, name) for name in found))
@@ -36,7 +36,7 @@ def check_limit(limit: int | None, order: Order) -> None:
     """Check the `limit=` and `order=` of a lookup."""
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
-    checked_choice("order", order, get_args(Order))
+    checked_choice("order", order, _ORDERS)
 
 
 def time_us_of(given: Any, argument: str = "a moment") -> int:

@@ -1,7 +1,7 @@
 """Lookups by key: probe the index, read the indexed messages, and prove that there is no message if none is found."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -20,6 +20,7 @@ from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import (
     ANSWER_MESSAGES_MAX,
+    Found,
     LostMessages,
     Matches,
     Row,
@@ -165,18 +166,19 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: 
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
-def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Answer:
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found:
     found = probe(catalog, question)
     if known is None:
         return found
     gathered = Matches(question.is_meant, _ADVICE, first=question.sort, limit=question.limit)
     known.scan(catalog.servers, gathered.consider)
-    messages = question.sort({message.id: message for message in (*found, *gathered.messages)}.values())
+    read = (*(hit.message for hit in found.hits), *gathered.messages)
+    messages = question.sort({message.id: message for message in read}.values())
     hits = tuple(hit for message in messages if (hit := question.hit(None, message)))
-    return replace(found, hits=hits, self_ids=question.own.copies)
+    return Found(hits, found.lost, question.own.copies)
 
 
-def probe(catalog: Catalog, question: Question) -> Answer:
+def probe(catalog: Catalog, question: Question) -> Found:
     """Read and check the indexed messages."""
     left_out = catalog.unreadable_streams(question.names)
     lost = LostMessages(floors=dict.fromkeys((each.stream for each in left_out), INTEGER_MAX), left_out=left_out)
@@ -191,7 +193,7 @@ def probe(catalog: Catalog, question: Question) -> Answer:
         # New ones may hide further matches beyond the limit. Each round knows more of them, so the rounds end.
         is_whole = len(question.own.ids) + len(lost.statuses) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return lost.answer(hits, question.own.copies)
+            return Found(tuple(hits), lost, question.own.copies)
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:

@@ -18,7 +18,7 @@ from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer, Hit
-from relatum_consumer.lookups.answering import Find, LostMessages, Matches, Row, answered, verified
+from relatum_consumer.lookups.answering import Find, Found, LostMessages, Matches, Row, answered, verified
 from relatum_consumer.lookups.arguments import Consumed, Names, check_limit, given_message, names_of, time_us_of
 from relatum_consumer.lookups.by_key import OwnMessage, Question, answer, without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, check_times, in_partition_order
@@ -78,10 +78,10 @@ class Search:
         """Whether a message carries the key's value; True without a key."""
         return self.by is None or self.by.is_of(message)
 
-    def found(self, messages: Iterable[Message], lost: LostMessages) -> Answer:
-        """Return the answer with the messages found, as far as the index shows."""
+    def found(self, messages: Iterable[Message], lost: LostMessages) -> Found:
+        """Return the messages found, with the key that they share."""
         keys = () if self.by is None else (self.by.definition.name,)
-        return lost.answer(Hit(message, keys) for message in messages)
+        return Found(tuple(Hit(message, keys) for message in messages), lost)
 
 
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
@@ -292,7 +292,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
     return without_values(catalog, [stream], missing_keys)
 
 
-def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Answer:
+def _nearest(search: Search, moment: Moment, sides: Mapping[Direction, bool], known: Evidence | None) -> Found:
     lost = LostMessages()
     targets = search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
@@ -347,7 +347,7 @@ def _next_by_key(search: Search, servers: Servers, stream: PresentStream, neares
             nearest.consider(message)
 
 
-def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Answer:
+def _within(search: Search, at: Moment, low: int, high: int, limit: int | None, known: Evidence | None) -> Found:
     def is_meant(message: Message) -> bool:
         return message.time_us is not None and low <= message.time_us <= high and message.id != at.id
 

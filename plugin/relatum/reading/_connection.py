@@ -173,9 +173,8 @@ class SocketConnection:
             except OSError as error:
                 # A timeout counts, too: nothing may be sent after a part of a frame.
                 raise self._lost(error) from error
-            left_s = idle_at - time.monotonic()
             try:
-                data = self._receive(max(0.0, min(left_s, heartbeat_s / 2) if heartbeat_s else left_s))
+                data = self._receive(min(idle_at, time.monotonic() + heartbeat_s / 2) if heartbeat_s else idle_at)
             except TimeoutError:
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
@@ -187,9 +186,8 @@ class SocketConnection:
             else:
                 return self._received(data)
 
-    def _receive(self, timeout_s: float) -> memoryview:
-        """Return received bytes, valid until the next call. Empty: the peer closed. A timeout of 0 does not wait."""
-        until = time.monotonic() + timeout_s
+    def _receive(self, until: float) -> memoryview:
+        """Return received bytes, valid until the next call. Empty: the peer closed. A past `until` does not wait."""
         while True:
             try:
                 return self._buffer[: self.socket.recv_into(self._buffer)]

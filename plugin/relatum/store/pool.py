@@ -96,9 +96,7 @@ class Pool:
         `ending` is a deadline of this wait and of the connection's waits. Without `is_bounded`, another connection is
         opened if all are in use, so that leases never wait.
         """
-        deadline = Deadline(None, current(), ending)
-        waiting = Deadline(self._wait_s, deadline) if is_bounded else None
-        connection = self._take_idle(waiting) or self._open_connection(deadline)
+        connection = self._take_idle(ending, is_bounded) or self._open_connection(Deadline(None, current(), ending))
         try:
             connection.ending = ending
             if connection.autocommit != autocommit:
@@ -110,11 +108,11 @@ class Pool:
             raise
         return connection
 
-    def _take_idle(self, waiting: Deadline | None) -> TimedConnection | None:
-        """Return an idle connection, after a wait up to `waiting` if the pool is full; None to open a new one."""
+    def _take_idle(self, ending: Deadline | None, is_bounded: bool) -> TimedConnection | None:
+        """Return an idle connection, after a wait if the pool is full and `is_bounded`; None to open a new one."""
         with self._lock:
-            if waiting is not None and (self._waiters or not self._has_capacity()):
-                self._wait_for_capacity(waiting)
+            if is_bounded and (self._waiters or not self._has_capacity()):
+                self._wait_for_capacity(Deadline(self._wait_s, current(), ending))
             while self._idle:
                 connection = self._idle.pop()
                 if not connection.closed:
@@ -188,11 +186,11 @@ class Pool:
         if connection.broken:
             self.forget(connection.generation)
         try:
-            if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            if connection.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
                 with suppress(psycopg.Error):
                     connection.rollback()
         finally:
-            is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+            is_idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
             with self._lock:
                 self._in_use.discard(connection)
                 is_reusable = is_idle and connection.generation == self._generation and not self._is_closed

@@ -57,7 +57,7 @@ class Deadline:
     @property
     def has_passed(self) -> bool:
         """Whether no time is left."""
-        return self.left_s() <= 0
+        return time.monotonic() >= self.until
 
     def end_in(self, seconds: float) -> None:
         """Shorten the deadline to `seconds` from now, from any thread. This never extends it."""
@@ -109,9 +109,7 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
         limit, outer = self._seconds, _current.get()
         if isinstance(limit, Deadline):
             deadline = limit
-        elif outer is None:
-            deadline = Deadline(limit)
-        elif limit is not None and outer.left_s() <= limit:
+        elif outer is not None and limit is not None and outer.left_s() <= limit:
             deadline = outer  # the outer deadline ends first
         else:
             deadline = Deadline(limit, outer)
