@@ -217,9 +217,8 @@ class Following:
     @property
     def is_blocked(self) -> bool:
         """Whether the limit of held messages is reached. Messages held by an earlier member do not count."""
-        is_too_much = (
-            len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
-        )
+        options = self._options
+        is_too_much = len(self._held) >= options.held_messages_max or self._held_bytes >= options.held_bytes_max
         return is_too_much and self.log.is_caught_up
 
     def _is_full(self, step: Step) -> bool:

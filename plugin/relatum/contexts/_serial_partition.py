@@ -46,6 +46,9 @@ REPEATED_S: Final = 120.0
 IDLE_S: Final = 10.0
 """Seconds within which a stream that has messages must deliver one."""
 
+READ_ON_S: Final = 0.001
+"""Seconds from a batch to further reading: without a pause, the loop keeps the interpreter from the batch's thread."""
+
 
 def reading_of(stream: str) -> str:
     return f"reading of partition {stream!r}"
@@ -202,7 +205,7 @@ class Partition:
         assert self.following is not None, "only an open partition is due"
         with self._reopen_on_error():
             step = self.following.take(time.monotonic())
-        self._changed.set()
+        self.member.loop.call_later(READ_ON_S, self._changed.set)
         return step
 
     def change(self, change: Callable[..., object] | None = None, *args: Any) -> None:
@@ -358,8 +361,7 @@ class Partition:
         (nodes' clocks differ). None means that all messages of these minutes were lost; then nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
-        found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
-        with contextlib.closing(found) as batches:
+        with contextlib.closing(reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)) as batches:
             batch = next(batches, None)
         if batch is None or batch.chunk_ms is None or batch.chunk_ms > last_ms:
             return None
