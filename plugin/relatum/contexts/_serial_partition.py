@@ -46,9 +46,6 @@ REPEATED_S: Final = 120.0
 IDLE_S: Final = 10.0
 """Seconds within which a stream that has messages must deliver one."""
 
-READ_ON_S: Final = 0.001
-"""Seconds from a batch to further reading: without a pause, the loop keeps the interpreter from the batch's thread."""
-
 
 def reading_of(stream: str) -> str:
     return f"reading of partition {stream!r}"
@@ -205,7 +202,7 @@ class Partition:
         assert self.following is not None, "only an open partition is due"
         with self._reopen_on_error():
             step = self.following.take(time.monotonic())
-        self.member.loop.call_later(READ_ON_S, self._changed.set)
+        self._changed.set()
         return step
 
     def change(self, change: Callable[..., object] | None = None, *args: Any) -> None:
