@@ -416,3 +416,15 @@ def test_where_a_message_was_placed_is_read_as_it_was_written(epoch: int, sessio
     """A placement survives being written to its header and read again."""
     placed = Placed(epoch, session, numbered)
     assert Placed.parse(str(placed)) == placed
+
+
+def test_once_a_context_moved_headers_that_are_no_text_are_delivered() -> None:
+    """A list in the header that names contexts is no context: its message does not wait, nor stop the partition."""
+    partition = following()
+    put(partition, control(Fence(MOVE, 2, frozenset("a"))))
+    commit(partition)
+    pairs = b"\xa1%c%b\x45" % (len(CONTEXT_HEADER), CONTEXT_HEADER.encode())
+    listed = b"\0St\xc1%c\2%b\0Su\xa0\1x" % (len(pairs) + 1, pairs)
+    assert Message.from_record("p", 0, listed).headers == {CONTEXT_HEADER: []}
+    put(partition, listed, data("a", 1, "stray"), data("b", 1, "b1"), first=1)
+    assert bodies(commit(partition)) == ["x", "b1"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts._order import FINDINGS_MAX, NO_ENTRY, Finding, FindingKind, OrderCheck, SerialReport, ValidMessage
-from relatum.contexts._partition_log import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts._order import FINDINGS_MAX, Finding, FindingKind, OrderCheck, SerialReport, ValidMessage
+from relatum.contexts._partition_log import NO_ENTRY, Adoption, Data, Entry, Fence, Marker, Placed
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]

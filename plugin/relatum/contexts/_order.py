@@ -16,6 +16,7 @@ from relatum.common.headers import CONTEXT_HEADER
 from relatum.common.ids import MessageId
 from relatum.contexts._move_store import FLOORS
 from relatum.contexts._partition_log import (
+    NO_ENTRY,
     Adoption,
     Data,
     Entry,
@@ -122,8 +123,6 @@ class SerialReport:
 
 Look: TypeAlias = Callable[[str, int], Entry | None]
 """Returns the entry at an offset of a partition: `NO_ENTRY` without a message, None if it was dropped or deleted."""
-
-NO_ENTRY: Final = Data(None, None)
 
 
 class ValidMessage(NamedTuple):

@@ -16,6 +16,7 @@ from uuid import UUID
 from relatum.contexts._context_options import SerialOptions
 from relatum.contexts._partition_log import (
     CONTROL_BYTES,
+    NO_ENTRY,
     Adoption,
     Entry,
     Hold,
@@ -217,9 +218,8 @@ class Following:
     @property
     def is_blocked(self) -> bool:
         """Whether the limit of held messages is reached. Messages held by an earlier member do not count."""
-        is_too_much = (
-            len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
-        )
+        options = self._options
+        is_too_much = len(self._held) >= options.held_messages_max or self._held_bytes >= options.held_bytes_max
         return is_too_much and self.log.is_caught_up
 
     def _is_full(self, step: Step) -> bool:
@@ -253,7 +253,10 @@ class Following:
             if message.offset in piece.foreign:
                 self.log.lost_to(message.offset + 1)
                 continue
-            entry = entry_of(message, self._header)
+            # Only messages of contexts that a fence or marker named can be strays or held.
+            context = message.headers.get(self._header)
+            has_order = piece.may_control or (isinstance(context, str) and context in self.log.floors)
+            entry = entry_of(message, self._header) if has_order else NO_ENTRY
             verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)
@@ -357,10 +360,8 @@ class Following:
         if step is not self.outstanding and step is not self._returned:
             return []  # The step is from before a reopening.
         self.version += 1
-        self.outstanding = None
-        if self._returned is step:
-            # A cancelled task, for example, gave the step back while it was being committed.
-            self._returned = None
+        # A cancelled task, for example, may have given the step back while it was being committed.
+        self.outstanding = self._returned = None
         self.position = step.position
         self.stored_holds.update(hold.move_id for hold in step.begun)
         self.stored_holds.difference_update(step.ended)

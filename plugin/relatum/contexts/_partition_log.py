@@ -93,6 +93,9 @@ class Data:
     placed: Placed | None
 
 
+NO_ENTRY: Final = Data(None, None)
+"""The entry of a message to which no order applies."""
+
 Control: TypeAlias = Fence | Marker | Adoption
 Entry: TypeAlias = Control | Data
 
@@ -262,8 +265,7 @@ class PartitionLog:
     def _raise_floors(self, contexts: Collection[str], epoch: int) -> frozenset[str]:
         """Raise floors to the epoch; return the contexts whose floor was lower."""
         raised = frozenset(context for context in contexts if self.floors.get(context, 0) < epoch)
-        for context in raised:
-            self.floors[context] = epoch
+        self.floors.update(dict.fromkeys(raised, epoch))
         return raised
 
     def _begin(self, offset: int, marker: Marker) -> None:
@@ -283,8 +285,7 @@ class PartitionLog:
             return
         hold = Hold(marker.move_id, marker.epoch, raised, marker.source, marker.fence_offset, offset, cursor)
         self.holds[marker.move_id] = hold
-        for context in raised:
-            self._held_in[context] = hold
+        self._held_in.update(dict.fromkeys(raised, hold))
 
 
 class MovedBefore(NamedTuple):

@@ -210,14 +210,13 @@ class Member:
         return self.store.renewal_s
 
     def _apply_share(self, share: Share, partitions: Mapping[int, str]) -> None:
-        if share.holder != self._holder and self._partitions:
-            # The lease had expired: drop all partitions, and reopen the remaining ones at their stored positions.
+        # If the lease had expired, drop all partitions, and reopen the remaining ones at their stored positions.
+        has_expired = share.holder != self._holder
+        if has_expired and self._partitions:
             logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
-            for each in list(self._partitions.values()):
-                self.leave(each)
         self._holder = share.holder
         for each in list(self._partitions.values()):
-            if each.partition_id not in partitions:
+            if has_expired or each.partition_id not in partitions:
                 self.leave(each)
         for partition_id, stream in partitions.items():
             if stream not in self._partitions:

@@ -358,8 +358,7 @@ class Partition:
         (nodes' clocks differ). None means that all messages of these minutes were lost; then nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
-        found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
-        with contextlib.closing(found) as batches:
+        with contextlib.closing(reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)) as batches:
             batch = next(batches, None)
         if batch is None or batch.chunk_ms is None or batch.chunk_ms > last_ms:
             return None
