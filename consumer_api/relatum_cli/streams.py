@@ -75,7 +75,7 @@ def tap(
         return
     if any(each.kind is None for each in taps):
         say(
-            "The type of an exchange is unknown to this user. If it is a direct exchange, only messages with a "
+            "This user may not read the type of an exchange. If it is a direct exchange, only messages with a "
             "--binding-key are copied."
         )
     age = settings.max_age or "7d"

@@ -42,9 +42,8 @@ ARGUMENTS: Final = {"x-match": "all", "x-relatum": "tap"}
 A headers exchange ignores arguments that begin with "x-", so it copies all messages.
 """
 
-_TYPE: Final = re.compile(r"inequivalent arg 'type'(?:.* but current is '+([^']+)')?")
-"""Finds an exchange's type in the broker's text, which has two pairs of quotes around a name with a hyphen. The broker
-cuts the text at 255 bytes: the type of an exchange with a long name is missing."""
+_TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
+"""Finds an exchange's type in the broker's text, which has two pairs of quotes around a name with a hyphen."""
 
 SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
 """Exchange types that route each message to one binding only: a tap would take messages from other queues."""
@@ -67,7 +66,7 @@ class Tap:
 
     Attributes:
         exchange: The exchange's name.
-        kind: The exchange's type ("topic", …); None if unknown: its name is long, or the user may not declare it.
+        kind: The exchange's type ("topic", …); None if unknown, because the user may not declare the exchange.
         stream: The stream of the copies.
         binding_key: Selects the messages to copy, by the rules of the exchange's type.
         created_at: When the tap was stored; None if it is not stored yet.
@@ -293,7 +292,7 @@ def _read(connection: sa.Connection, vhost: str) -> dict[int, Tap]:
 
 
 def _kind_of(connection: BlockingConnection, exchange: str) -> str | None:
-    """Return the type of an exchange; None if it is unknown: its name is long, or the user may not declare it.
+    """Return the type of an exchange; None if it is unknown because the user may not declare the exchange.
 
     The broker names the type only when it refuses a different declaration. It always refuses this one: no exchange is
     internal, durable, auto-deleted and of type direct.

@@ -204,6 +204,8 @@ def _look_up(
     position = last_position(ranges)
     if row is None or (position is not None and not is_same(reader, wanted.stream, position)):
         return [], [wanted]
+    # Rows below `retained_from` may be pruned, and a new leader may retain their messages.
+    ranges = [each._replace(from_offset=max(each.from_offset, row.retained_from or 0)) for each in ranges]
     unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
     bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
     found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()

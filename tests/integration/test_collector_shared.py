@@ -170,6 +170,23 @@ def test_what_is_published_after_the_start_is_next(
     assert sorted(consumer.bodies) == ["a", "b", "c"]
 
 
+def test_a_stream_that_cannot_be_read_does_not_stop_the_start(
+    collecting: Collecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is unknown at the start. The other streams are collected."""
+    other, bounds = unique_name(), StreamReader.bounds
+
+    def bounds_of(reader: StreamReader, stream: str) -> StreamBounds:
+        if stream == other:
+            raise errors.ChunkCorrupt("damaged", stream=stream)
+        return bounds(reader, stream)
+
+    monkeypatch.setattr(StreamReader, "bounds", bounds_of)
+    with collecting.collector(Consumer(), start="next", streams=[collecting.place.stream, other]) as collector:
+        collecting.put("a")
+        wait_status(collector, SUCCEEDED, "a")
+
+
 @pytest.mark.parametrize("start", ["next", 3])
 def test_a_stream_is_recognised_before_its_first_message_was_collected(collecting: Collecting, start: Any) -> None:
     """A stream that is followed from its end on, and declared again before another message, is begun anew."""

@@ -18,6 +18,7 @@ from relatum.store.catalog import add_keys, streams_named
 from relatum.store.parts import retain_from
 from relatum_cli.app import app
 from relatum_consumer import Answer, Relations, Status
+from relatum_consumer.lookups.proof import coverage_by_stream
 from tests.support import declare_stream, publish_plain, record, wait_until
 from tests.support.place import FailingPlace, Place
 from tests.support.relations import FACES, open_relations
@@ -108,8 +109,13 @@ def test_messages_that_only_a_new_leader_retains_are_not_absent(
     place.put_recorded(order("c"), to=other_stream)
     with place.engine.begin() as connection:
         (stream,) = streams_named(connection, "/", [place.stream])
+        with place.engine.connect() as locking:
+            locking.execute(sa.text("SELECT FROM relatum.streams FOR UPDATE"))
+            retain_from(connection, {stream.stream_id: 1})
+    assert sum(prune_expired(place.engine, stream)) == 0, "lookups do not know yet that rows may be missing"
+    with place.engine.begin() as connection:
         retain_from(connection, {stream.stream_id: 1})
-    assert sum(prune_expired(place.engine, stream, 1)) > 0
+    assert sum(prune_expired(place.engine, stream)) > 0
     for names in (place.stream, None):
         for value in ("a", "z"):
             assert relations.find("order_id", value, streams=names).status is Status.NOT_RECORDED_YET
@@ -117,6 +123,25 @@ def test_messages_that_only_a_new_leader_retains_are_not_absent(
         assert relations.find("order_id", "z", streams=names, complete=True).status is Status.ABSENT
         assert relations.find("order_id", "b", streams=names).status is Status.FOUND
     assert relations.find("order_id", "z", streams=other_stream).status is Status.ABSENT
+
+
+@pytest.mark.differs
+def test_rows_that_are_pruned_during_a_lookup_prove_nothing(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first offset of a former leader, they are deleted after the lookup has read what is recorded."""
+    place.put_recorded(order("a"), order("b"))
+
+    def coverage(*arguments: Any) -> Any:
+        found = coverage_by_stream(*arguments)
+        with place.engine.begin() as connection:
+            (stream,) = streams_named(connection, "/", [place.stream])
+            retain_from(connection, {stream.stream_id: 1})
+        list(prune_expired(place.engine, stream))
+        return found
+
+    monkeypatch.setattr("relatum_consumer.lookups.proof.coverage_by_stream", coverage)
+    assert relations.find("order_id", "a", streams=place.stream, complete=True).ids == ((place.stream, 0),)
 
 
 def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:

@@ -126,17 +126,6 @@ def test_the_name_of_a_tapped_exchange(bed: Bed, has_stream: bool) -> None:
             assert [message.body for message in relations.find("order", "7", streams=name)] == [b"own", b"more"]
 
 
-@pytest.mark.parametrize("kind", ["topic", "fanout", "headers"])
-def test_an_exchange_with_a_long_name_is_tapped(bed: Bed, kind: str) -> None:
-    """The broker cuts the text that names the type of such an exchange; all its messages are copied."""
-    exchange = unique_name(kind).ljust(200, "x")
-    bed.channel.exchange_declare(exchange, kind, durable=True)
-    (made,) = bed.tap(exchange)
-    assert made.kind is None
-    bed.publish(exchange, b"one")
-    assert bed.bodies(made.stream, 1) == [b"one"]
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_tapped_exchange_has_its_messages_found(bed: Bed, kind: str) -> None:
     """Messages of a tapped exchange of each type are found by their headers, and reach its queue as before."""

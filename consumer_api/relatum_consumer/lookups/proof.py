@@ -3,7 +3,7 @@
 The proof depends on the order of the requests. First the broker is queried for the streams' ends, then the database for
 the coverage, then the index again. A message that was in the streams at the first request is then in the index, or in
 an unrecorded range. The first offset of one of several streams is queried last, because that takes as long as querying
-the end; and only if retention may have dropped an unrecorded range.
+the end; and only if retention may have dropped an unrecorded range of a stream that was never pruned.
 
 The rules for the status; the first rule that applies decides:
 
@@ -136,11 +136,14 @@ class Evidence:
     def check_present(self, catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> None:
         """Check, after the index query, that its rows were not deleted: keys are in force, and streams unchanged."""
         catalog.check_in_force(key_ids)
-        present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
-        for stream_id, name, *_ in self.recorded:
-            if name in self.ends and present.get(name) != stream_id:
-                message = f"the stream {name!r} was re-recorded or forgotten during the lookup: repeat the lookup"
-                raise StreamReplaced(message, stream=name)
+        present = {stream.stream_id: stream for stream in catalog.streams(names)}
+        for known in self.recorded:
+            if (ends := self.ends.get(known.name)) is None:
+                continue
+            now = present.get(known.stream_id)
+            if now is None or now.retained_from > max(known.retained_from, ends.first or 0):
+                message = f"the stream {known.name!r} was re-recorded, forgotten or pruned: repeat the lookup"
+                raise StreamReplaced(message, stream=known.name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
         """Whether messages are not recorded for one of the required keys (None: any key), which changes the status."""

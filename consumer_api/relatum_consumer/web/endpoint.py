@@ -177,7 +177,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "page": endpoint.menu,
             "form": form,
             "form_value": lambda name: form.get(name, [""])[0],
-            "name": form.get("name", form.get("stream", [""]))[0],
+            "name": form.get("name" if "name" in endpoint.parameters.model_fields else "stream", [""])[0],
             "query": query,
             "answer": answer,
             "start": start,

@@ -244,8 +244,8 @@ class MessageCollector(Collector, Closing):
         broker: The broker's URL, or a `Broker`. None (default): no streams, "spill", takeover or dead-letter stream.
         database: PostgreSQL's URL, or a `Database`.
         streams: Streams and super streams to follow; each message is collected exactly once. Default: none.
-        start: Where to begin in a stream never followed before: "first" (default), "next" (its end at the start, so the
-            beginning of a stream that is missing then) or an offset.
+        start: Where to begin in a stream never followed before: "first" (default), "next" (its end when this member
+            starts; the beginning if the stream is missing then) or an offset.
         bytes_max: Maximum bytes of all held messages. Default: 64 MiB.
         bulks_max: Maximum number of bulks being filled. Default: 64.
         dead_letter_stream: An existing stream or queue for messages that failed for good. None (default): no stream.

@@ -15,19 +15,10 @@ from relatum.collecting._handlers import logger
 from relatum.common.checks import checked_count
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
-from relatum.common.waiting import BACKOFF_S, Pauses, ended
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    Conflict,
-    NotAStream,
-    OffsetExpired,
-    OffsetNotFound,
-    StreamNotFound,
-    Transient,
-)
+from relatum.common.waiting import BACKOFF_S, Pauses, ended, within
+from relatum.errors import ConfigurationError, Conflict, NotAStream, OffsetExpired, OffsetNotFound, StreamNotFound
 from relatum.own_messages import DeadLetters
-from relatum.reading import BrokerAddress, Message, Position, StreamReader, leaders_bounds, position_of
+from relatum.reading import BrokerAddress, Message, Position, StreamReader, bounds_or_error, leaders_bounds, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
 
 if TYPE_CHECKING:
@@ -42,6 +33,9 @@ STANDBY_S: Final = 1.0
 PARTITIONS_S: Final = 30.0
 """Seconds between searches for new partitions."""
 
+CHECK_S: Final = 10.0
+"""Seconds for which a start waits for its streams' leaders. On RabbitMQ 3.10, an empty stream takes one."""
+
 TAKE_MESSAGES: Final = 500
 """A transaction with this number of messages takes no further chunk, and does not wait for more."""
 
@@ -55,7 +49,7 @@ class NamedStreams:
         self.names = list(dict.fromkeys(names))
         self.start: StartAt = start
         self.address = address
-        self.ends: dict[str, int] = {}  # of the streams that the last `checked` found; `INTEGER_MAX`: unknown
+        self.ends: dict[str, int | None] = {}  # of the streams that the last `checked` found; None: unknown
         self._plain_streams: set[str] = set()
         self._reader: StreamReader | None = None
         if start not in ("first", "next"):
@@ -102,13 +96,14 @@ class NamedStreams:
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
-        names, self.ends = self.find(), {}
-        for name in names if self.start == "next" else set(names) - self._plain_streams:
-            with suppress(StreamNotFound):
-                try:
-                    self.ends[name] = self.reader().bounds(name).end
-                except (Transient, AccessRefused):
-                    self.ends[name] = INTEGER_MAX
+        names, self.ends = list(dict.fromkeys(self.find())), {}
+        with within(CHECK_S):
+            for name in names if self.start == "next" else set(names) - self._plain_streams:
+                found = bounds_or_error(self.reader(), name)
+                if isinstance(found, NotAStream):
+                    raise found
+                if not isinstance(found, StreamNotFound):
+                    self.ends[name] = None if isinstance(found, Exception) else found.end
         return names
 
 
@@ -358,8 +353,9 @@ class CollectedStream:
             bounds = reader.bounds(self.name)
             first = start if isinstance(start, int) else bounds.first or 0
             if start == "next":
-                # All messages of a stream that was missing at the start are new.
-                first = min(self._shared.streams.ends.get(self.name, first), bounds.end)
+                # All messages of a stream that was missing at the start are new. It may have been declared again since.
+                end = self._shared.streams.ends.get(self.name, first)
+                first = bounds.end if end is None or (bounds.is_sure and bounds.end < end) else end
             before = reader.read_all([MessageId(self.name, first - 1)])[0] if bounds.holds(first - 1) else None
             known = position_of(before) if isinstance(before, Message) else None
             self._initial = first, known

@@ -214,10 +214,10 @@ class Member:
         has_expired = share.holder != self._holder
         if has_expired and self._partitions:
             logger.info("the lease of a member of %r expired: its partitions are reopened", self.store.name)
-        self._holder = share.holder
         for each in list(self._partitions.values()):
             if has_expired or each.partition_id not in partitions:
                 self.leave(each)
+        self._holder = share.holder
         for partition_id, stream in partitions.items():
             if stream not in self._partitions:
                 self._partitions[stream] = Partition(self, partition_id, stream)

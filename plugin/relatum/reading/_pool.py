@@ -46,9 +46,6 @@ REFUSING: Final = "the reader was closed: open another one"
 RESERVED_DIVISOR: Final = 4
 """The limit divided by this is the number of turns that iterations never get; at least one."""
 
-_TAKEN: Final[Future[None]] = Future()
-_TAKEN.set_result(None)
-
 
 class Use(Enum):
     """The purpose of a connection."""
@@ -109,13 +106,14 @@ class Turns:
 
     def enter(self, use: Use) -> "Future[None]":
         """Return a future that is done when the call gets its turn."""
+        turn: Future[None] = Future()
         with self.lock:
             if use is Use.FOLLOW or self._has_room(use):
                 self._take(use)
-                return _TAKEN
-            turn: Future[None] = Future()
-            self._waiting.append((use, turn))
-            return turn
+                turn.set_result(None)
+            else:
+                self._waiting.append((use, turn))
+        return turn
 
     def leave(self, use: Use) -> None:
         """Return a turn. Of the waiting calls that may use it, the first one gets it."""
@@ -125,14 +123,16 @@ class Turns:
                 return
             self.in_use -= 1
             self.lent -= use is Use.LENT
-            for kind, turn in self._waiting.copy():
-                if self.in_use >= self.limit:
-                    return
-                if self._has_room(kind):
-                    self._waiting.remove((kind, turn))
-                    if turn.set_running_or_notify_cancel():
-                        self._take(kind)
-                        turn.set_result(None)
+            place = 0
+            while self.in_use < self.limit and place < len(self._waiting):
+                kind, turn = self._waiting[place]
+                if not self._has_room(kind):
+                    place += 1
+                    continue
+                del self._waiting[place]
+                if turn.set_running_or_notify_cancel():
+                    self._take(kind)
+                    turn.set_result(None)
 
     def withdraw(self, use: Use, turn: "Future[None]") -> None:
         """Stop waiting. If the call got its turn in the meantime, return it."""

@@ -46,29 +46,27 @@ def delete_all(engine: sa.Engine, table: str, condition: str, batch_rows: int = 
 
 _OF_STREAM: Final = "stream_id = :stream_id::integer"
 
+_RETAINED: Final = "(SELECT retained_from FROM relatum.streams WHERE stream_id = :stream_id::integer)"
+"""Rows are only deleted below the stored offset: lookups know that these may be missing."""
+
 _EXPIRED: Final = (
-    ("relationships", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
-    ("time_blocks", f"{_OF_STREAM} AND last_offset < :first::bigint"),
-    ("checkpoints", f"{_OF_STREAM} AND last_offset < :first::bigint"),
-    ("receipts", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
-    ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
+    ("relationships", f"{_OF_STREAM} AND stream_offset < {_RETAINED}"),
+    ("time_blocks", f"{_OF_STREAM} AND last_offset < {_RETAINED}"),
+    ("checkpoints", f"{_OF_STREAM} AND last_offset < {_RETAINED}"),
+    ("receipts", f"{_OF_STREAM} AND stream_offset < {_RETAINED}"),
+    ("coverage", f"{_OF_STREAM} AND to_offset <= {_RETAINED} AND NOT is_tail"),
 )
 
 
 def prune_expired(
-    engine: sa.Engine,
-    stream: StreamRow,
-    first: int,
-    batch_rows: int = BATCH_ROWS,
-    *,
-    parts: Sequence[int] | None = None,
+    engine: sa.Engine, stream: StreamRow, batch_rows: int = BATCH_ROWS, *, parts: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """Delete the rows below the first retained offset, batch by batch; yield the number of rows of each batch.
+    """Delete the rows below `retained_from`, batch by batch; yield the number of rows of each batch.
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """
     for table, condition in _EXPIRED:
-        values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
+        values: dict[str, Any] = {"stream_id": stream.stream_id}
         if table == "relationships" and parts is not None:
             condition, values["parts"] = f"{condition} AND part = ANY (:parts::integer[])", list(parts)
         while deleted := delete_batch(engine, table, condition, batch_rows, **values):
@@ -247,7 +245,7 @@ def prune(
             report.rows[known[stream_id].name if stream_id in known else ""] += rows
         for stream, first in found.items():
             if first is not None:
-                report.rows[stream.name] += sum(prune_expired(engine, stream, first, batch_rows))
+                report.rows[stream.name] += sum(prune_expired(engine, stream, batch_rows))
         if names is None:
             # Also completes a killed `forget`.
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"

@@ -265,7 +265,7 @@ class Upkeep:
             retain_from(connection, {tail.row.stream_id: first for tail, first in firsts.items()})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
         for tail, first in firsts.items():
-            for _ in prune_expired(self._engine, tail.opened.stream, first, parts=parts):
+            for _ in prune_expired(self._engine, tail.opened.stream, parts=parts):
                 if time.monotonic() >= until:
                     return
             tail.stream.pruned_to = first

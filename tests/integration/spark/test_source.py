@@ -303,6 +303,14 @@ def test_a_key_of_what_release_0_4_recorded(source: Source, recorded: Place) -> 
 
 
 @pytest.mark.differs
+def test_a_key_of_messages_that_only_a_new_leader_retains(source: Source, recorded: Place) -> None:
+    """Messages whose rows were pruned, by the first offset of a former leader, are read from the stream."""
+    recorded.sql("UPDATE relatum.streams SET retained_from = 10")
+    recorded.sql("DELETE FROM relatum.relationships WHERE stream_offset < 10")
+    assert source.offsets(database=recorded.database, key="order_id", keyValues='["o7"]') == [7, 27]
+
+
+@pytest.mark.differs
 def test_a_key_of_a_stream_declared_again(source: Source, recorded: Place) -> None:
     """Rows of the old stream answer for nothing in the new one."""
     delete_stream(recorded.amqp, recorded.stream)
