@@ -46,15 +46,14 @@ def delete_all(engine: sa.Engine, table: str, condition: str, batch_rows: int = 
 
 _OF_STREAM: Final = "stream_id = :stream_id::integer"
 
-_RETAINED: Final = "(SELECT retained_from FROM relatum.streams WHERE stream_id = :stream_id::integer)"
-"""Rows are only deleted below the stored offset: lookups know that these may be missing."""
+_RETAINED_FROM: Final = sql("SELECT retained_from FROM relatum.streams WHERE stream_id = :stream_id::integer")
 
 _EXPIRED: Final = (
-    ("relationships", f"{_OF_STREAM} AND stream_offset < {_RETAINED}"),
-    ("time_blocks", f"{_OF_STREAM} AND last_offset < {_RETAINED}"),
-    ("checkpoints", f"{_OF_STREAM} AND last_offset < {_RETAINED}"),
-    ("receipts", f"{_OF_STREAM} AND stream_offset < {_RETAINED}"),
-    ("coverage", f"{_OF_STREAM} AND to_offset <= {_RETAINED} AND NOT is_tail"),
+    ("relationships", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
+    ("time_blocks", f"{_OF_STREAM} AND last_offset < :first::bigint"),
+    ("checkpoints", f"{_OF_STREAM} AND last_offset < :first::bigint"),
+    ("receipts", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
+    ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
 )
 
 
@@ -65,11 +64,15 @@ def prune_expired(
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """
+    values: dict[str, Any] = {"stream_id": stream.stream_id}
+    with transaction(engine) as connection:
+        # Only what is stored: lookups then know that these rows may be missing.
+        values["first"] = connection.execute(_RETAINED_FROM, values).scalar()
     for table, condition in _EXPIRED:
-        values: dict[str, Any] = {"stream_id": stream.stream_id}
+        of_parts: dict[str, Any] = {}
         if table == "relationships" and parts is not None:
-            condition, values["parts"] = f"{condition} AND part = ANY (:parts::integer[])", list(parts)
-        while deleted := delete_batch(engine, table, condition, batch_rows, **values):
+            condition, of_parts = f"{condition} AND part = ANY (:parts::integer[])", {"parts": list(parts)}
+        while deleted := delete_batch(engine, table, condition, batch_rows, **values, **of_parts):
             yield deleted
 
 
