@@ -104,7 +104,7 @@ def stepwise(code: Callable[..., T], *given: Any) -> Generator[Asked, Any, T]:
         except BaseException as error:
             asks.put((None, True, error))
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread, driver = threading.Thread(target=run, daemon=True), threading.current_thread()
     thread.start()
     is_over = False
     try:
@@ -121,7 +121,9 @@ def stepwise(code: Callable[..., T], *given: Any) -> Generator[Asked, Any, T]:
     finally:
         if not is_over:
             answers.put((None, Ended()))
-        thread.join()
+        # The garbage collector may end a dropped actor in any thread, also in a component's loop.
+        if threading.current_thread() is driver:
+            thread.join()
 
 
 class Unsettled(Exception):
