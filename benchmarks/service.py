@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final
 
 import psycopg
@@ -160,10 +161,11 @@ def _take(taken: dict[tuple[str, int], Taken], key: tuple[str, int], began: tupl
 def _with_threads(case: Case, rounds: int) -> dict[tuple[str, int], Taken]:
     taken: dict[tuple[str, int], Taken] = {}
     with ExitStack() as stack:
-        ways = {"ours": _ours(case, stack), "bare": _bare(case, stack)}
+        ours = _ours(case, stack)
         for _ in range(1 + rounds):
-            for at_once in AT_ONCE:
-                for name, ask in ways.items():
+            with ExitStack() as of_round:
+                ways = {"ours": ours, "bare": _bare(case, of_round)}
+                for at_once, (name, ask) in product(AT_ONCE, ways.items()):
                     with no_collection():
                         began = time.perf_counter(), time.process_time()
                         _in_threads(ask, at_once)
@@ -199,6 +201,7 @@ def _ours(case: Case, stack: ExitStack) -> Ask:
 
 
 def _bare(case: Case, stack: ExitStack) -> Ask:
+    """Open connections for one round: RabbitMQ 3.10 opens a file for each read, and closes it with the connection."""
     databases: queue.LifoQueue[psycopg.Connection[Any]] = queue.LifoQueue()
     clients: queue.LifoQueue[BareStreamClient] = queue.LifoQueue()
     for _ in range(POOL):
@@ -225,11 +228,11 @@ async def _with_tasks(case: Case, rounds: int) -> dict[tuple[str, int], Taken]:
         answer = await relations.related(case.questions[index % QUESTIONS], to=case.stream, by="order_id")
         assert answer[0].offset == case.numbers[index % QUESTIONS]
 
-    async with relations, _bare_in_tasks(case) as bare:
-        ways: dict[str, AskInTask] = {"ours": ours, "bare": bare}
+    async with relations:
         for _ in range(1 + rounds):
-            for at_once in AT_ONCE:
-                for name, ask in ways.items():
+            async with _bare_in_tasks(case) as bare:
+                ways: dict[str, AskInTask] = {"ours": ours, "bare": bare}
+                for at_once, (name, ask) in product(AT_ONCE, ways.items()):
                     with no_collection():
                         began = time.perf_counter(), time.process_time()
                         await _in_tasks(ask, at_once)
