@@ -24,7 +24,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader, leaders_bounds
 from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
-from relatum.store.coverage import coverage_of, last_position, missing, proven
+from relatum.store.coverage import above, coverage_of, last_position, missing, proven
 from relatum.store.database import as_engine, at_one_moment, sql
 from relatum.store.parts import part_may_hold_offsets
 from relatum_spark._columns import schema as columns
@@ -204,9 +204,8 @@ def _look_up(
     position = last_position(ranges)
     if row is None or (position is not None and not is_same(reader, wanted.stream, position)):
         return [], [wanted]
-    # Rows below `retained_from` may be pruned, and a new leader may retain their messages.
-    ranges = [each._replace(from_offset=max(each.from_offset, row.retained_from or 0)) for each in ranges]
-    unknown = missing((wanted.start, wanted.stop), proven(ranges, key_filter.definition.key_id))
+    recorded = proven(above(ranges, row.retained_from), key_filter.definition.key_id)
+    unknown = missing((wanted.start, wanted.stop), recorded)
     bind = {"key_id": key_filter.definition.key_id, "values": sorted(key_filter.values), "stream_id": row.stream_id}
     found = connection.scalars(_OFFSETS, {**bind, "start": wanted.start, "stop": wanted.stop}).all()
     # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.

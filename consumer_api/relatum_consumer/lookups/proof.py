@@ -34,6 +34,7 @@ from relatum.store.coverage import (
     TIME,
     CoverageRow,
     Range,
+    above,
     covered,
     last_position,
     merged,
@@ -211,9 +212,8 @@ def evidence(
     ends = {stream: bounds for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
     ranges = coverage_by_stream(servers, recorded)
     held: dict[str, Sequence[CoverageRow]] = dict.fromkeys(ends, ())
-    for stream_id, name, *_, floor in recorded:
-        # Rows below the floor may be pruned, and a new leader may retain their messages.
-        held[name] = [row._replace(from_offset=max(row.from_offset, floor)) for row in ranges.get(stream_id, ())]
+    for each in recorded:
+        held[each.name] = above(ranges.get(each.stream_id, ()), each.retained_from)
     checked = check_identity(catalog, held, ends, chunks)
     result = Evidence(
         tuple(ends),

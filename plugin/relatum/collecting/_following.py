@@ -92,7 +92,7 @@ class NamedStreams:
         return self._refuse_dead_letters(found)
 
     def checked(self) -> list[str]:
-        """Like `find`, but refuse queues of other kinds. Missing and unreachable streams are valid: they may appear."""
+        """Like `find`, but refuse other queues, and note the ends. Missing and unreachable streams are valid."""
         if self.dead_letters is not None:
             with suppress(NotAStream):
                 self.reader().bounds(self.dead_letters.stream)
@@ -353,7 +353,7 @@ class CollectedStream:
             bounds = reader.bounds(self.name)
             first = start if isinstance(start, int) else bounds.first or 0
             if start == "next":
-                # All messages of a stream that was missing at the start are new. It may have been declared again since.
+                # All messages of a stream that was missing at the start are new. An earlier end: it was declared again.
                 end = self._shared.streams.ends.get(self.name, first)
                 first = bounds.end if end is None or (bounds.is_sure and bounds.end < end) else end
             before = reader.read_all([MessageId(self.name, first - 1)])[0] if bounds.holds(first - 1) else None

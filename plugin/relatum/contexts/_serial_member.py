@@ -217,6 +217,7 @@ class Member:
         for each in list(self._partitions.values()):
             if has_expired or each.partition_id not in partitions:
                 self.leave(each)
+        # Only now: if leaving fails, the next attempt must see the expiry again.
         self._holder = share.holder
         for partition_id, stream in partitions.items():
             if stream not in self._partitions:

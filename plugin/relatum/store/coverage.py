@@ -123,6 +123,14 @@ def last_position(rows: Iterable[CoverageRow]) -> Position | None:
     return max(positions, key=lambda position: position.offset, default=None)
 
 
+def above(rows: Iterable[CoverageRow], floor: int | None) -> list[CoverageRow]:
+    """Return the ranges without the offsets below a stream's `retained_from`.
+
+    Their rows may have been pruned by a former leader's first offset, and the present leader may retain the messages.
+    """
+    return [row._replace(from_offset=max(row.from_offset, floor or 0)) for row in rows]
+
+
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
     """Return the offsets recorded for a key, or for `TIME`, as disjoint ranges in order, without empty ranges."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
