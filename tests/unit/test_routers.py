@@ -11,7 +11,9 @@ import pika
 import pytest
 
 import relatum
-from relatum.contexts._placement_cache import NameLocks
+from relatum.common.waiting import Deadline
+from relatum.contexts import ContextOptions
+from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.errors import DatabaseUnavailable, InvalidInput
 from tests.support import wait_until
 
@@ -129,6 +131,30 @@ def test_an_earlier_refresh_answers_no_later_call(core: Any, monkeypatch: pytest
     slow.start()
     assert asked.wait(90)
     assert core.changes(None) == (2, None)
+
+
+def test_a_message_is_settled_in_the_time_given() -> None:
+    """What the search of the stream took is missing from the time to learn whether the message found there counts."""
+    asked: list[int | None] = []
+
+    class Store:
+        def changes(self, since: int | None) -> None:
+            asked.append(since)
+            raise DatabaseUnavailable("away")
+
+    def settle(timeout_s: float, *, streams: tuple[str, ...]) -> tuple[relatum.MessageId, ...]:
+        until = Deadline(timeout_s)
+        while not until.has_passed:
+            threading.Event().wait(until.left_s())
+        return (relatum.MessageId(streams[0], 0),)
+
+    options = ContextOptions(when_database_away="wait")
+    with relatum.ContextRouter("orders", NOWHERE, options) as router:
+        router._core.store = Store()  # type: ignore[assignment]
+        sent = Sent("c", "orders-0", None)  # type: ignore[arg-type]
+        with pytest.raises(DatabaseUnavailable):
+            router._for_application(router._settle_unknown, settle, sent)(0.25)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("kind", [relatum.ContextRouter, relatum.AffinityRouter])

@@ -20,6 +20,7 @@ from relatum.common.checks import checked_seconds, shown
 from relatum.common.headers import PLACED_HEADER
 from relatum.common.ids import MessageId
 from relatum.common.processes import refuse_in_child
+from relatum.common.waiting import Deadline
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
@@ -265,9 +266,11 @@ class RouterBase(Generic[Options]):
         self, settle: Callable[..., Any], sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
         """Settle a message without a confirm: return its places, or raise `PublishRejected` if it is not valid."""
+        deadline = Deadline(timeout_s)
         found = settle(timeout_s, streams=streams or (sent.stream,))
         places: tuple[MessageId, ...] = await found if isawaitable(found) else found
-        if await self._call(self._core.publications.counts, sent, timeout_s):
+        left_s = None if timeout_s is None else deadline.left_s()
+        if await self._call(self._core.publications.counts, sent, left_s):
             return places
         raise PublishRejected(
             f"the message of {sent.name!r} reached {sent.stream!r} after its context had moved, so serial consumers "
