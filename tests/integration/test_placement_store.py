@@ -142,6 +142,19 @@ def test_a_partition_that_is_bound_by_another_key_is_noticed(store: MoveStore) -
     assert store.find(["a"])["a"].binding_key == "one"
 
 
+def test_a_partition_that_another_process_adds_by_another_key_is_noticed(store: MoveStore, database_url: str) -> None:
+    """Of two processes that add a partition by different keys, the second invalidates what was placed by the first."""
+    before = store.generation()
+    with ThreadPoolExecutor(1) as threads:
+        with store.database.engine.begin() as connection:
+            add = "INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place) VALUES"
+            connection.execute(sa.text(f"{add} (:id, 'orders-3', 'old', 3)"), {"id": store.super_stream_id})
+            opened = threads.submit(store.open, HEADER, Layout.numbered("orders", 4))
+            somebody_waits(database_url)
+        assert [row.binding_key for row in opened.result(90)] == ["0", "1", "2", "3"]
+    assert store.changes(before)[1] is None
+
+
 def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: MoveStore) -> None:
     """Every count is right and epochs ascend while many threads place and release the same names."""
     seen: dict[str, list[int]] = {}

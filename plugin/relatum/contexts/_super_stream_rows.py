@@ -210,7 +210,8 @@ def partition_of(row: Any) -> PartitionRow:
 def _sync_partitions(execute: Execute, known: Sequence[PartitionRow], layout: Layout) -> bool:
     places = {row.stream: (row.binding_key, row.place) for row in known}
     changed = [each for each in layout if places.get(each.stream) != (each.binding_key, each.place)]
-    if any(each.stream in places for each in changed):
+    if changed:
+        # Also for new partitions: another process may have added them with other keys since `known` was read.
         execute(_INVALIDATE_CACHES)
     for each in changed:
         execute(_PUT_PARTITION, stream=each.stream, binding_key=each.binding_key, place=each.place)
