@@ -285,7 +285,8 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
-        if floors_of(self._catalog.servers, [stream], is_named=False)[stream] > claim.first_offset:
+        floor = floors_of(self._catalog.servers, [stream.name], is_named=False)[stream.name]
+        if max(floor, stream.retained_from) > claim.first_offset:
             self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, "open")
