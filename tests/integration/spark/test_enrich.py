@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relatum.errors import KeyNotDefined
+from relatum.errors import KeyNotDefined, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.recording import prune
+from relatum.recording import forget, prune
 from relatum.store.catalog import add_keys, remove_key
 from relatum_spark import Enrichment
 from tests.support.place import Place
@@ -122,6 +122,24 @@ def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
         job.batch(0, _order(1, "a"), retries=0)
     add_keys(job.place.engine, ["order_id"])
     assert _told(job.batch(0, _order(1, "a"), retries=0)) == [(1, "not_recorded_yet", None)]
+
+
+def test_a_stream_forgotten_during_a_batch_proves_no_absence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch fails if its stream is forgotten, and perhaps recorded anew, while it is looked up."""
+    job.publish("a")
+    status_of_missing = Enrichment._status_of_missing
+
+    def status_then_forgotten(enrichment: Enrichment) -> str | None:
+        found = status_of_missing(enrichment)
+        forget(job.place.database, [job.place.stream])
+        monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Enrichment, "_status_of_missing", status_then_forgotten)
+    with pytest.raises(StreamReplaced, match="forgotten"):
+        job.batch(0, _order(1, "a"), retries=0)
+    job.place.record(keys=["order_id"])
+    assert _told(job.batch(0, _order(1, "a"), retries=0)) == [(1, "found", "a")]
 
 
 def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
