@@ -57,11 +57,26 @@ class StreamReader(Closing):
     (no answer within `timeout_s`) and `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-        self._leaders = Leaders(nodes)
+    def __init__(
+        self,
+        broker: AnyBroker,
+        *,
+        timeout_s: float = 10.0,
+        heartbeat_s: int = HEARTBEAT_S,
+        broker_connections_max: int = CONNECTIONS_MAX,
+        refusing: str = REFUSING,
+    ) -> None:
+        """Create a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
+        address = BrokerAddress.of(broker)
+        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("heartbeat_s", heartbeat_s, least=0)
+        pool = Pool(broker_connections_max, refusing)
+        self._nodes = Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s)
+        self._leaders = Leaders(self._nodes)
         self.outer_turns: Turns | None = None
         """The turns of an asyncio reader, whose calls take one before they call this reader; None without one."""
+        metrics.report(self)
 
     @classmethod
     def open(
@@ -72,7 +87,7 @@ class StreamReader(Closing):
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """Return a connected reader.
+        """Return a connected reader. Without `open`, a new reader connects at its first request.
 
         Args:
             broker: The broker's URL, or a `Broker`.
@@ -90,30 +105,14 @@ class StreamReader(Closing):
                 unusable.
             InvalidInput: `broker_connections_max` is not an integer of at least 2.
         """
-        reader = cls.lazy(
+        reader = cls(
             broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
         )
-        reader.missing([])
-        return reader
-
-    @classmethod
-    def lazy(
-        cls,
-        broker: AnyBroker,
-        *,
-        timeout_s: float = 10.0,
-        heartbeat_s: int = HEARTBEAT_S,
-        broker_connections_max: int = CONNECTIONS_MAX,
-        refusing: str = REFUSING,
-    ) -> Self:
-        """Return a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
-        address = BrokerAddress.of(broker)
-        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
-        checked_seconds("timeout_s", timeout_s)
-        checked_count("heartbeat_s", heartbeat_s, least=0)
-        pool = Pool(broker_connections_max, refusing)
-        reader = cls(Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s))
-        metrics.report(reader)
+        try:
+            reader.missing([])
+        except BaseException:
+            reader.close()
+            raise
         return reader
 
     def read(self, stream: str, offset: int) -> Message:
