@@ -17,7 +17,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType, TimestampType
+from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined, StreamReplaced
@@ -277,8 +277,8 @@ class Enrichment:
 
 
 def _text(part: Column, kind: DataType) -> Column:
-    """Return a value as text; a timestamp in microseconds, as the sink writes it."""
-    return (F.unix_micros(part) if isinstance(kind, TimestampType) else part).cast("string")
+    """Return a value as text; a timestamp in microseconds, as the sink writes it. Without a zone, it is UTC."""
+    return (F.unix_micros(part) if isinstance(kind, TimestampType | TimestampNTZType) else part).cast("string")
 
 
 def _column(name: str) -> Column:

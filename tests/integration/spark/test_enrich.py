@@ -243,3 +243,19 @@ def test_a_time_is_found_in_each_form(job: Job) -> None:
         on = "at" if isinstance(columns, str) else "span"
         (found,) = job.batch(number, row, on=on, value_column=columns)
         assert (found.status, bytes(found.related_value or b"")) == ("found", b"noon"), columns
+
+
+def test_a_time_without_a_zone_is_utc(job: Job) -> None:
+    """As everywhere in Relatum, and whatever zone the session has: as the value of a key, and as the row's time."""
+    add_keys(job.place.engine, [KeyDefinition("at", type="timestamp")])
+    job.place.put_recorded((b"noon", {"at": NOON, "relatum_time": int(NOON.timestamp()) * 1_000_000}), keys=[])
+    settings = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Europe/Berlin"}
+    for name, value in settings.items():
+        job.spark.conf.set(name, value)
+    try:
+        row = _order(1, None, timestamp=NOON.replace(tzinfo=None))
+        (found,) = job.batch(0, row, on="at", value_column="timestamp", within=1)
+    finally:
+        for name in settings:
+            job.spark.conf.unset(name)
+    assert found.status == "found"
