@@ -68,8 +68,7 @@ def take(what: str, function: Callable[..., Any], given: dict[str, Any], **refus
 
 def readers() -> None:
     for kind in (StreamReader, AsyncStreamReader):
-        blocking = StreamReader(BROKER)
-        reader: Any = blocking if kind is StreamReader else AsyncStreamReader(blocking, 1.0)
+        reader: Any = kind(BROKER)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)

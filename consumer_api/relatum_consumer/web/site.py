@@ -175,8 +175,7 @@ class Site:
             timeout_s=options.timeout_s,
             database_connections_max=options.database_connections_max,
         )
-        reader = StreamReader(options.broker, timeout_s=options.timeout_s)
-        self.reader = AsyncStreamReader(reader, options.timeout_s)
+        self.reader = AsyncStreamReader(options.broker, timeout_s=options.timeout_s)
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self._threads = Threads(_THREADS, "relatum-web-calls")
