@@ -288,10 +288,6 @@ class Scanner:
         self.scanned_at = -math.inf
         """When the last scan began, by `time.monotonic`."""
 
-    def stream_of(self, stream_id: int) -> PresentStream | None:
-        """Read a stream; None if it was deleted or declared again."""
-        return next((stream for stream in self.refresh() if stream.stream_id == stream_id), None)
-
     def refresh(self) -> Sequence[PresentStream]:
         """Read which streams are recorded now, for the view. It has no end: it includes all rows that exist."""
         key_id = group_key(self._catalog)

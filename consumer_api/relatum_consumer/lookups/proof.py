@@ -70,8 +70,7 @@ class Evidence:
         held: The coverage of each existing stream.
         uncovered: Ranges that are retained and not recorded for all keys, ordered by stream and offset.
         unproven: Streams for which nothing can be proven, regardless of what is recorded or read.
-        behind: Streams with offsets that are recorded for no key, or without the time if the time is searched; each
-            with the end of the last such range.
+        behind: The end of the last range that is recorded for no key, or without the searched time, by stream.
         new_keys: By key, the streams with recorded offsets that lack the key, because it was defined later.
     """
 
