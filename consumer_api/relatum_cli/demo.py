@@ -2,11 +2,12 @@
 
 import json
 import socket
+import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -64,7 +65,9 @@ def demo(
         else:
             console.print(_TOUR if web else _STAYS if servers.broker_url else _NEXT)
         if web:
-            _serve(running, port, result["flight"], is_private=not (servers.broker_url or servers.database))
+            is_private = not (servers.broker_url or servers.database)
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                _serve(running, port, result["flight"], is_private=is_private)
     if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 

@@ -81,7 +81,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
-        self._reader = StreamReader.lazy(
+        self._reader = StreamReader(
             self._address, timeout_s=timeout_s, refusing=CLOSED, broker_connections_max=broker_connections_max
         )
         self._servers = Servers(self._database.rows, self._reader, timeout_s)

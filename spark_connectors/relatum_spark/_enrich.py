@@ -17,18 +17,19 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType, TimestampType
+from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, checked_text, is_integer_text
+from relatum.store.catalog import streams_named
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
 from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, span_us
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_in, names_of, span_us
 
 How: TypeAlias = Literal["left", "inner"]
 
@@ -144,13 +145,14 @@ class Enrichment:
         Besides the errors of `write`, the function raises:
 
         - `KeyNotDefined`: the key is not in force. `StreamNotFound`: a stream of `to` does not exist.
+        - `StreamReplaced`: a stream was recorded anew or forgotten during the batch, which can be repeated.
         - `InvalidInput`: a column is missing or would be duplicated.
         - `DatabaseUnavailable`, `BrokerUnavailable`: nothing was decided; the batch can be repeated.
         """
 
         def run(df: DataFrame, batch_id: int) -> None:
             decisions = _Decisions(df.sparkSession, self._pending)
-            definition = definitions_of(self._database, [self._on])[0]
+            definition, streams = self._recorded()
             self._check_columns(df)
             columns = StructType([*df.schema, *_DECISION])
             decided = decisions.decided()
@@ -160,9 +162,13 @@ class Enrichment:
                     waiting = decisions.read(max(before), columns).where("relatum_waits")
                     rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
                 decisions.write(batch_id, self._decided(rows, definition).select(*map(_column, columns.names)))
-                if definitions_of(self._database, [self._on])[0].key_id != definition.key_id:
-                    # The rows of the removed key may have been pruned.
+                # The rows of a removed key or a forgotten stream may have been deleted.
+                now, present = self._recorded()
+                if now.key_id != definition.key_id:
                     raise KeyNotDefined(f"the key {self._on!r} was defined anew: repeat the batch", key=self._on)
+                for gone in streams.keys() - present:
+                    text = f"the stream {streams[gone]!r} was re-recorded or forgotten: repeat the batch"
+                    raise StreamReplaced(text, stream=streams[gone])
                 decisions.mark(batch_id)
             write(self._with_payloads(decisions.read(batch_id, columns), df.columns), batch_id)
             for batch in decided:
@@ -170,6 +176,13 @@ class Enrichment:
                     decisions.delete(batch)
 
         return run
+
+    def _recorded(self) -> tuple[KeyDefinition, dict[int, str]]:
+        """Read the key's definition, and the recorded streams by id."""
+        with connected(self._database) as connection:
+            (definition,) = definitions_in(connection, [self._on])
+            streams = streams_named(connection, self._broker.vhost, self._names)
+        return definition, {row.stream_id: row.name for row in streams}
 
     def _check_columns(self, df: DataFrame) -> None:
         times = () if self._within_us is None else (self._time_column,)
@@ -264,8 +277,8 @@ class Enrichment:
 
 
 def _text(part: Column, kind: DataType) -> Column:
-    """Return a value as text; a timestamp in microseconds, as the sink writes it."""
-    return (F.unix_micros(part) if isinstance(kind, TimestampType) else part).cast("string")
+    """Return a value as text; a timestamp in microseconds, as the sink writes it. Without a zone, it is UTC."""
+    return (F.unix_micros(part) if isinstance(kind, TimestampType | TimestampNTZType) else part).cast("string")
 
 
 def _column(name: str) -> Column:

@@ -38,18 +38,19 @@ _BATCH: Final = "streaming.sql.batchId"
 """Spark's local properties in a streaming query's tasks: the id in its checkpoint, and the micro-batch's number."""
 
 _INTEGERS: Final = ("byte", "short", "integer", "long")
-_KEY_TYPES: Final = ("string", "binary", "boolean", "timestamp", *_INTEGERS)
+_TIMES: Final = ("timestamp", "timestamp_ntz")  # without a zone: UTC
+_KEY_TYPES: Final = ("string", "binary", "boolean", *_TIMES, *_INTEGERS)
 _HEADER_TYPES: Final = (*_KEY_TYPES, "float", "double")
 _COLUMN_TYPES: Final = {
     "value": ("string", "binary"),
-    "timestamp": ("timestamp",),
+    "timestamp": _TIMES,
     "headers": ("map",),
     "properties": ("struct",),
 }
 """The columns of a message, each with Spark's names of the allowed types."""
 
 _PROPERTY_TYPES: Final = {
-    each.name: _INTEGERS if each.dataType.typeName() == "integer" else (each.dataType.typeName(),)
+    each.name: next(kinds for kinds in (("string",), _INTEGERS, _TIMES) if each.dataType.typeName() in kinds)
     for each in PROPERTIES.fields
 }
 

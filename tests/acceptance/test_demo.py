@@ -74,6 +74,15 @@ def test_demo_answers_as_its_data_say(relatum: Relatum, prefix: str) -> None:
         assert "--prefix" in again.stderr
 
 
+def test_demo_prints_one_document_also_if_it_serves_the_page(relatum: Relatum, prefix: str) -> None:
+    """What else it says goes to stderr."""
+    arguments = ("demo", "--flights", "500", "--checked", "1", "--prefix", prefix, "--json", "--web", "--port", "0")
+    with relatum.running(*arguments) as process:
+        await_line(process.stderr, "The page is served")
+        process.send_signal(signal.SIGTERM)
+        assert json.loads(process.communicate(timeout=LIMIT_S)[0])["differences"] == []
+
+
 def test_demo_on_private_servers_outlasts_a_machine_that_stands_still(tmp_path: Path) -> None:
     """It says what it does, RabbitMQ may be slow, and `--web` shows the flights; run again, it names what is there."""
     directory = tmp_path / "servers"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relatum import Broker, MessageId
+from relatum import Broker, MessageId, metrics
 from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound, UsedAfterClose
 from relatum.reading import (
     AsyncStreamReader,
@@ -324,9 +324,26 @@ def test_connections_for_attaches_are_those_that_can_be_had(
         assert (reader.statistics().opened, reader.statistics().in_use) == (opened, 0)
 
 
+def test_a_reader_that_was_never_opened_connects_at_its_first_request(address: Broker, stream: str) -> None:
+    """`open` only connects at once."""
+    with StreamReader(address) as reader:
+        assert reader.statistics().opened == 0
+        assert reader.bounds(stream) == (0, 9)
+
+
+def test_a_reader_that_cannot_be_opened_is_in_no_metrics() -> None:
+    """Although the error refers to it."""
+    broker = Broker("amqp://127.0.0.1:1", stream_url="rabbitmq-stream://127.0.0.1:1")
+    gc.collect()
+    before = metrics.exposition()
+    with pytest.raises(BrokerUnavailable):
+        StreamReader.open(broker)
+    assert metrics.exposition() == before
+
+
 def test_a_reader_that_is_closed_while_it_connects_keeps_no_connection(address: Broker, proxy: Proxy) -> None:
     """Closing does not wait for the broker's answer, and nothing connects after it."""
-    reader = StreamReader.lazy(address, refusing="this is closed")
+    reader = StreamReader(address, refusing="this is closed")
     assert (proxy.opened, reader.statistics().in_use) == (0, 0)
     proxy.mode = "frozen"
     with ThreadPoolExecutor(1) as threads:

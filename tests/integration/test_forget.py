@@ -306,6 +306,19 @@ def test_a_name_that_is_not_recorded_is_refused_before_anything_is_deleted(place
     assert place.sql("SELECT count(*) FROM relatum.relationships") == [(1,)]
 
 
+def test_prune_keeps_the_events_that_a_status_shows(place: Place) -> None:
+    """A recorder that keeps falling behind retention adds events for ever; only the newest are shown."""
+    place.put_recorded((b"", {"order_id": "a"}))
+    place.sql(
+        "INSERT INTO relatum.events (stream_id, kind, from_offset) SELECT stream_id, 'hole', n "
+        "FROM relatum.streams, generate_series(0, 24) n"
+    )
+    shown = place.status().events
+    assert prune(place.amqp, place.database).rows == {place.stream: 5}
+    assert place.status().events == shown
+    assert place.sql("SELECT min(from_offset), count(*) FROM relatum.events") == [(5, 20)]
+
+
 @pytest.fixture
 def dropped_front(fleeting: Place) -> Place:
     """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""

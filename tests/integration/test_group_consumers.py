@@ -529,6 +529,21 @@ def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations:
 
 
 @pytest.mark.differs
+def test_pruned_rows_end_a_group_although_a_new_leader_retains_its_messages(place: Place, relations: Relations) -> None:
+    """The former leader had dropped message 1, so its row was pruned: the group is expired, not incomplete for ever."""
+    place.put_recorded(*whole_group(1, 2))
+    with relations.groups(place.stream, consumer="billing") as groups:
+        next(groups)
+    place.sql("UPDATE relatum.streams SET retained_from = 1")
+    place.sql("DELETE FROM relatum.relationships WHERE stream_offset = 0")
+    with pytest.raises(errors.GroupConflict) as caught:
+        given(relations, place.stream)
+    assert caught.value.anomaly == "expired"
+    assert given(relations, place.stream, on_conflict="skip") == []
+    assert states(place) == {1: "dead"}
+
+
+@pytest.mark.differs
 def test_a_copy_that_retention_has_dropped_leaves_the_other(
     place: Place, relations: Relations, fleeting: Place
 ) -> None:

@@ -141,6 +141,21 @@ def test_nobody_records_is_told_from_a_recorder_behind(
     assert (answer.status, answer.unrecorded_streams, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
 
 
+@pytest.mark.differs
+def test_no_recorder_is_asked_for_what_was_pruned(
+    place: Place, relations: Relations, relatum: Relatum, recorded: str
+) -> None:
+    """A new leader retains what the former one had dropped, and its rows were pruned: only reading finds it."""
+    place.sql("UPDATE relatum.streams SET retained_from = 1")
+    place.sql("DELETE FROM relatum.relationships")
+    answer = relations.find("order_id", "a")
+    assert (answer.status, answer.unrecorded_streams, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
+    assert "--complete reads that part" in relatum.run("find", "order_id", "a").stdout
+    assert relations.find("order_id", "a", complete=True).ids == ((recorded, 0),)
+    place.put((b"", {"order_id": "b"}))
+    assert relations.find("order_id", "b").unrecorded_streams == (recorded,)
+
+
 def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, recorded: str) -> None:
     """`recording` is said while somebody does; else the first line says that nobody does."""
     found = place.status()

@@ -10,8 +10,8 @@ from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.superstreams import Target
 from relatum_consumer import AsyncRelations, AsyncSharedGroup, AsyncSharedGroups, Relations, SharedGroup, SharedGroups
 
-BLOCKING_ALONE = {"lazy", "link", "places"}
-"""Readers of other components; connections for a loop of the caller's own, and where to open them."""
+BLOCKING_ALONE = {"link", "places"}
+"""Connections for a loop of the caller's own, and where to open them."""
 
 IN_ASYNCIO = {"__next__": "__anext__", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 

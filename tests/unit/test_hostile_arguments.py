@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import celery
 import pika
@@ -21,7 +21,7 @@ from relatum.collecting import ExecutorOptions
 from relatum.common.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds, seconds_text
 from relatum.common.waiting import Deadline
 from relatum.keys import as_definitions
-from relatum.reading import AsyncStreamReader, Message, Properties, ReaderStatistics, StreamReader
+from relatum.reading import AsyncStreamReader, Message, Properties, StreamReader
 from relatum.reading._plan import Part
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum_consumer import AsyncRelations, Expectation, GroupConsumer, Relations
@@ -66,25 +66,9 @@ def take(what: str, function: Callable[..., Any], given: dict[str, Any], **refus
         CASES[f"{what}:{argument}"] = (call, values)
 
 
-class Unreachable:
-    """A transport to a broker that must not be asked."""
-
-    def statistics(self) -> ReaderStatistics:
-        """Nothing: metrics ask for them as long as the reader is there."""
-        return ReaderStatistics.of_none(1)
-
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        def refuse(*_: Any) -> NoReturn:
-            raise AssertionError(f"{name} was asked of the broker")
-
-        return refuse
-
-
 def readers() -> None:
-    transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
-        blocking = StreamReader(transport)
-        reader: Any = blocking if kind is StreamReader else AsyncStreamReader(blocking, 1.0)
+        reader: Any = kind(BROKER)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
         take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)

@@ -101,6 +101,13 @@ def test_pages_together_are_the_whole_and_each_row_once(
         assert [shown(row) for row in pages(page, path, part, limit=limit, **query)] == whole
 
 
+def test_pages_of_an_expectation_end_where_its_report_does(page: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report has at most 100,000 messages, here 60: the page that reaches them is the last."""
+    for module in ("_missing", "web.missing"):
+        monkeypatch.setattr(f"relatum_consumer.{module}.ANSWER_MESSAGES_MAX", 60, raising=False)
+    assert len(pages(page, "/missing/expectation", "results", limit=30, name="answered <b>", span="all")) == 60
+
+
 def test_values_are_listed_as_they_begin(page: Asking) -> None:
     """The first that begin with what was typed; a key of several parts lists none and takes a value for each part."""
     for query, values, reason in (

@@ -288,10 +288,6 @@ class Scanner:
         self.scanned_at = -math.inf
         """When the last scan began, by `time.monotonic`."""
 
-    def stream_of(self, stream_id: int) -> str | None:
-        """Return a stream's name as of the last scan; None if the stream was deleted or declared again."""
-        return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
-
     def refresh(self) -> Sequence[PresentStream]:
         """Read which streams are recorded now, for the view. It has no end: it includes all rows that exist."""
         key_id = group_key(self._catalog)

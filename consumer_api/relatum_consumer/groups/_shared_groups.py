@@ -280,12 +280,13 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     def _end_incomplete(self, claim: Claim, group: Assembled) -> None:
         """Handle a group that is no longer complete: retention dropped a part, or a stream lost its tail or is gone."""
         assert self._scanner is not None, "it is set before the first claim"
-        stream = self._scanner.stream_of(claim.stream_id)
+        stream = next((each for each in self._scanner.refresh() if each.stream_id == claim.stream_id), None)
         if stream is None:
             # The stream was deleted or declared again. A group with the same id in a new stream is a different group.
             self._claims.end(claim, "dead")
             return
-        if floors_of(self._catalog.servers, [stream], is_named=False)[stream] > claim.first_offset:
+        floor = floors_of(self._catalog.servers, [stream.name], is_named=False)[stream.name]
+        if max(floor, stream.retained_from) > claim.first_offset:
             self._end_unsound(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, "open")

@@ -109,7 +109,7 @@ class Covered:
             broker, or that are not the recorded ones. The answer does not cover these streams; the status is
             `UNPROVEN` if one of them could change it.
         unrecorded_streams: With `NOT_RECORDED_YET`: the partly recorded streams that no recorder records now, so a
-            later call does not help. For the other streams, a recorder is behind.
+            later call does not help. In other streams, a recorder is behind, or a new leader retains pruned messages.
         new_keys: With `NOT_RECORDED_YET`: the searched keys that are newer than some recorded messages, each with the
             streams of these messages. Recorders do not add the key to them; `relatum backfill` does.
         missing_keys: If your message has none of the searched keys: each key, with the reason. Nothing was searched

@@ -70,7 +70,7 @@ class Evidence:
         held: The coverage of each existing stream.
         uncovered: Ranges that are retained and not recorded for all keys, ordered by stream and offset.
         unproven: Streams for which nothing can be proven, regardless of what is recorded or read.
-        behind: Streams with offsets that are recorded for no key, or without the time if the time is searched.
+        behind: The end of the last range that is recorded for no key, or without the searched time, by stream.
         new_keys: By key, the streams with recorded offsets that lack the key, because it was defined later.
     """
 
@@ -83,7 +83,7 @@ class Evidence:
     held: Mapping[str, Sequence[CoverageRow]] = field(default_factory=dict)
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
-    behind: set[str] = field(default_factory=set)
+    behind: dict[str, int] = field(default_factory=dict)
     new_keys: dict[int, dict[str, None]] = field(default_factory=dict)
 
     @property
@@ -116,14 +116,16 @@ class Evidence:
                 self.unproven.add(each.stream)
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
-        """Return the streams in `behind` that no recorder records now."""
-        if not self.behind:
+        """Return the streams in `behind` that no recorder records now. None records offsets below `retained_from`."""
+        floors = {stream.name: stream.retained_from for stream in self.recorded}
+        behind = {stream for stream, end in self.behind.items() if end > floors.get(stream, 0)}
+        if not behind:
             return ()
         try:
-            rows = catalog.servers.rows(RECORDED_NOW, {"vhost": catalog.vhost, "streams": sorted(self.behind)})
+            rows = catalog.servers.rows(RECORDED_NOW, {"vhost": catalog.vhost, "streams": sorted(behind)})
         except Transient:
             return ()  # A hint must not fail the lookup.
-        return tuple(sorted(self.behind.difference(name for (name,) in rows)))
+        return tuple(sorted(behind.difference(name for (name,) in rows)))
 
     def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> tuple[NewKey, ...]:
         """Return the new keys, or only those in `sought`, ordered by name."""
@@ -176,7 +178,7 @@ class Evidence:
             for gap in self._gaps(stream, [key_id], is_proof=is_proof):
                 unrecorded = [gap] if key_id == TIME else missing(gap, at_all)
                 if unrecorded:
-                    self.behind.add(stream)
+                    self.behind[stream] = max(self.behind.get(stream, 0), unrecorded[-1][1])
                 if unrecorded != [gap]:
                     self.new_keys.setdefault(key_id, {})[stream] = None
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from relatum.common.waiting import within
 from relatum.errors import RelatumError, Transient
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX
 from relatum_consumer.web.endpoint import endpoint, failure_text, gather
 from relatum_consumer.web.parameters import Moment, Number, Parameters, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
@@ -136,7 +137,9 @@ async def expectation(site: Site, query: ExpectationParameters) -> ExpectationAn
     # The cursor holds the span, so that all pages have the same one.
     kind, since, until, shown = cursor or (query.finding, since, query.until, 0)
     stop = shown + query.limit
-    report = await site.relations.missing(query.name, since=since, until=until, limit=stop + 1)
+    report = await site.relations.missing(
+        query.name, since=since, until=until, limit=min(stop + 1, ANSWER_MESSAGES_MAX)
+    )
     finding = ExpectationResult(kind or next((each for each in _FINDINGS if getattr(report, each)), _FINDINGS[0]))
     rows: tuple[UnmetExpectation, ...] = getattr(report, finding)
     by = report.expectation.by

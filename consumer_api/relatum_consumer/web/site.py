@@ -105,7 +105,7 @@ class Servers:
     """Checks both servers by connections of its own, so that a busy page does not look like an unavailable server."""
 
     def __init__(self, broker: str | Broker, database: str) -> None:
-        self._reader = StreamReader.lazy(broker, timeout_s=ANSWER_S, broker_connections_max=2)
+        self._reader = StreamReader(broker, timeout_s=ANSWER_S, broker_connections_max=2)
         self._database = Database(database, connections_max=1)
         self._threads = Threads(2, "relatum-servers")
         address = BrokerAddress.of(broker)
@@ -175,8 +175,7 @@ class Site:
             timeout_s=options.timeout_s,
             database_connections_max=options.database_connections_max,
         )
-        reader = StreamReader.lazy(options.broker, timeout_s=options.timeout_s)
-        self.reader = AsyncStreamReader(reader, options.timeout_s)
+        self.reader = AsyncStreamReader(options.broker, timeout_s=options.timeout_s)
         self.servers = Servers(options.broker, database)
         self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self._threads = Threads(_THREADS, "relatum-web-calls")

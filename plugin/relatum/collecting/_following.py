@@ -70,7 +70,7 @@ class NamedStreams:
 
     def open(self) -> None:
         """Create a new reader, which connects when it is first used."""
-        self._reader = None if self.address is None else StreamReader.lazy(self.address)
+        self._reader = None if self.address is None else StreamReader(self.address)
 
     def reader(self) -> StreamReader:
         """Return the reader for bodies and for queries about streams; `close` closes it."""

@@ -60,7 +60,7 @@ class ControlStreams(Closing):
         self.address = address
         self._header = header
         self._publisher = DirectPublisher(address, "a control message")
-        self.reader = StreamReader.lazy(address)
+        self.reader = StreamReader(address)
 
     def publish(self, stream: str, control: Control) -> None:
         headers, body = encode(control)

@@ -187,7 +187,7 @@ class Locator:
         self.receipt_s = receipt_s
         self._bindings: dict[str, tuple[float, frozenset[str]]] = {}
         self._warnings: set[tuple[str, str]] = set()
-        self._reader = StreamReader.lazy(address, timeout_s=_CONNECT_S)
+        self._reader = StreamReader(address, timeout_s=_CONNECT_S)
         self._is_closed = False
         self.waits: SharedWait[PlaceSearch, bool] = SharedWait(self._poll, first_s=0)
 

@@ -4,19 +4,18 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from relatum.common.closing import AsyncClosing
 from relatum.common.processes import refuse_in_child
-from relatum.common.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
+from relatum.common.waiting import NoThreadInTime, Parts, Threads, in_thread
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.reading._address import AnyBroker
 from relatum.reading._bounds import check_time
-from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
-from relatum.reading._reader import StreamReader
+from relatum.reading._pool import ReaderStatistics, Turns, Use
+from relatum.reading._reader import ReaderOptions, StreamReader
 from relatum.reading._scan import CREDIT, RecordBatch, Start
 
 _Item = TypeVar("_Item")
@@ -55,39 +54,26 @@ class AsyncStreamReader(AsyncClosing):
     Methods, arguments and errors are those of `StreamReader`.
     """
 
-    def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
-        self._reader = reader
-        self._timeout_s = timeout_s
-        self._turns = reader.outer_turns = Turns(broker_connections_max)
-        self._threads = Threads(broker_connections_max, "relatum-reader")
+    def __init__(self, broker: AnyBroker, **options: Unpack[ReaderOptions]) -> None:
+        self._reader = reader = StreamReader(broker, **options)
+        limit = reader.statistics().limit
+        self._turns = reader.outer_turns = Turns(limit)
+        self._threads = Threads(limit, "relatum-reader")
         # These threads follow streams, and close iterations and the reader without waiting for running requests.
         self._unlimited_threads = Threads(sys.maxsize, "relatum-reader-extra")
         self._is_closed = False
         refuse_in_child(self, "a reader for asyncio")
 
     @classmethod
-    async def open(
-        cls,
-        broker: AnyBroker,
-        *,
-        timeout_s: float = 10.0,
-        heartbeat_s: int = HEARTBEAT_S,
-        broker_connections_max: int = CONNECTIONS_MAX,
-    ) -> Self:
-        """Return a connected reader."""
-        opening = partial(
-            StreamReader.open,
-            broker,
-            timeout_s=timeout_s,
-            heartbeat_s=heartbeat_s,
-            broker_connections_max=broker_connections_max,
-        )
-        threads = Threads(1, "relatum-reader-opening")
+    async def open(cls, broker: AnyBroker, **options: Unpack[ReaderOptions]) -> Self:
+        """Return a connected reader; see `StreamReader.open`."""
+        reader = cls(broker, **options)
         try:
-            reader = await in_thread(threads, opening, returned=StreamReader.close)
-        finally:
-            threads.shutdown()
-        return cls(reader, timeout_s, broker_connections_max)
+            await reader.missing([])
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
@@ -162,7 +148,7 @@ class AsyncStreamReader(AsyncClosing):
         turn = self._turns.enter(use)
         if turn.done():
             return
-        limit_s = left_s(self._timeout_s)
+        limit_s = self._reader._nodes.limit_s
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.wrap_future(turn)

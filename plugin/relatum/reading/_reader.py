@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self, TypeVar
+from typing import Self, TypedDict, TypeVar, Unpack
 
 from relatum import metrics
 from relatum.common.checks import (
@@ -49,6 +49,14 @@ _Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
 
 
+class ReaderOptions(TypedDict, total=False):
+    """The options of a reader; see `StreamReader.open`."""
+
+    timeout_s: float
+    heartbeat_s: int
+    broker_connections_max: int
+
+
 class StreamReader(Closing):
     """Reads streams, blocking. A thread-safe context manager.
 
@@ -57,30 +65,41 @@ class StreamReader(Closing):
     (no answer within `timeout_s`) and `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-        self._leaders = Leaders(nodes)
-        self.outer_turns: Turns | None = None
-        """The turns of an asyncio reader, whose calls take one before they call this reader; None without one."""
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         broker: AnyBroker,
         *,
         timeout_s: float = 10.0,
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
-    ) -> Self:
-        """Return a connected reader.
+        refusing: str = REFUSING,
+    ) -> None:
+        """Create a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
+        address = BrokerAddress.of(broker)
+        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("heartbeat_s", heartbeat_s, least=0)
+        pool = Pool(broker_connections_max, refusing)
+        self._nodes = Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s)
+        self._leaders = Leaders(self._nodes)
+        self.outer_turns: Turns | None = None
+        """The turns of an asyncio reader, whose calls take one before they call this reader; None without one."""
+        metrics.report(self)
+
+    @classmethod
+    def open(cls, broker: AnyBroker, **options: Unpack[ReaderOptions]) -> Self:
+        """Return a connected reader. Without `open`, a new reader connects at its first request.
 
         Args:
             broker: The broker's URL, or a `Broker`.
+            **options: The following keyword arguments.
             timeout_s: Seconds after which a call without an answer raises `ReadTimeout`, including the time to connect.
+                Default: 10.
             heartbeat_s: The heartbeat interval to request for followed streams, in seconds. A broker that is silent for
-                1.5 times as long counts as lost. Other connections have at least 60 s. 0: no heartbeats.
-            broker_connections_max: Maximum connections in use and idle, to all nodes together; at least 2. Calls wait
-                for one in their order, for `timeout_s` at most. Each followed stream has one more, outside the limit.
+                1.5 times as long counts as lost. Other connections have at least 60 s. 0: no heartbeats. Default: 10.
+            broker_connections_max: Maximum connections in use and idle, to all nodes together; at least 2. Default: 16.
+                Calls wait for one in their order, for `timeout_s` at most. Each followed stream has one more, outside
+                the limit.
 
         Raises:
             BrokerUnavailable: Nothing answers. If RabbitMQ runs there, enable its plugin `rabbitmq_stream`.
@@ -90,30 +109,12 @@ class StreamReader(Closing):
                 unusable.
             InvalidInput: `broker_connections_max` is not an integer of at least 2.
         """
-        reader = cls.lazy(
-            broker, timeout_s=timeout_s, heartbeat_s=heartbeat_s, broker_connections_max=broker_connections_max
-        )
-        reader.missing([])
-        return reader
-
-    @classmethod
-    def lazy(
-        cls,
-        broker: AnyBroker,
-        *,
-        timeout_s: float = 10.0,
-        heartbeat_s: int = HEARTBEAT_S,
-        broker_connections_max: int = CONNECTIONS_MAX,
-        refusing: str = REFUSING,
-    ) -> Self:
-        """Return a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
-        address = BrokerAddress.of(broker)
-        checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
-        checked_seconds("timeout_s", timeout_s)
-        checked_count("heartbeat_s", heartbeat_s, least=0)
-        pool = Pool(broker_connections_max, refusing)
-        reader = cls(Nodes(address, pool, timeout_s=timeout_s, heartbeat_s=heartbeat_s))
-        metrics.report(reader)
+        reader = cls(broker, **options)
+        try:
+            reader.missing([])
+        except BaseException:
+            reader.close()
+            raise
         return reader
 
     def read(self, stream: str, offset: int) -> Message:

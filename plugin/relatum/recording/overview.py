@@ -28,6 +28,7 @@ from relatum.reading import (
     concerns_broker,
 )
 from relatum.recording.own_broker import errors_of_others
+from relatum.recording.pruning import EVENTS_MAX
 from relatum.recording.ranges import gaps
 from relatum.store.catalog import StreamRow, check_recorded, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
@@ -140,12 +141,12 @@ def recorded_tails(database: AnyDatabase, vhost: str, names: Sequence[str]) -> d
 
 # --- the status of streams --------------------------------------------------------------------------------------------
 
-_EVENTS_OF: Final = sql("""
+_EVENTS_OF: Final = sql(f"""
     SELECT stream_id, at, kind, from_offset, to_offset, detail
     FROM unnest(:ids::integer[]) AS wanted(id) CROSS JOIN LATERAL (
-        SELECT * FROM relatum.events WHERE stream_id = id ORDER BY event_id DESC LIMIT 20) AS newest
+        SELECT * FROM relatum.events WHERE stream_id = id ORDER BY event_id DESC LIMIT {EVENTS_MAX}) AS newest
     ORDER BY event_id""")
-"""Selects the newest events of each stream, in order; no more are shown."""
+"""Selects the newest events of each stream, in order."""
 
 _SKIPS_OF: Final = sql(
     "SELECT stream_id, key_id, reason, count FROM relatum.skips WHERE stream_id = ANY (:ids::integer[])"

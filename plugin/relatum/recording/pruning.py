@@ -23,6 +23,9 @@ from relatum.store.parts import drop_parts, retain_from
 BATCH_ROWS: Final = 10_000
 """Default maximum rows deleted in one transaction, which takes a fraction of a second."""
 
+EVENTS_MAX: Final = 20
+"""Number of a stream's newest events that are kept and shown."""
+
 DERIVED: Final = ("time_blocks", "checkpoints", "receipts", "skips", "events", "group_scans")
 """The tables derived from streams, except `relationships` and `coverage`."""
 
@@ -48,19 +51,24 @@ _OF_STREAM: Final = "stream_id = :stream_id::integer"
 
 _RETAINED_FROM: Final = sql("SELECT retained_from FROM relatum.streams WHERE stream_id = :stream_id::integer")
 
+_NEWEST_EVENTS: Final = (
+    f"SELECT event_id FROM relatum.events WHERE {_OF_STREAM} ORDER BY event_id DESC LIMIT {EVENTS_MAX}"
+)
+
 _EXPIRED: Final = (
     ("relationships", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
     ("time_blocks", f"{_OF_STREAM} AND last_offset < :first::bigint"),
     ("checkpoints", f"{_OF_STREAM} AND last_offset < :first::bigint"),
     ("receipts", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
     ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
+    ("events", f"{_OF_STREAM} AND event_id NOT IN ({_NEWEST_EVENTS})"),
 )
 
 
 def prune_expired(
     engine: sa.Engine, stream: StreamRow, batch_rows: int = BATCH_ROWS, *, parts: Sequence[int] | None = None
 ) -> Iterator[int]:
-    """Delete the rows below `retained_from`, batch by batch; yield the number of rows of each batch.
+    """Delete the rows below `retained_from`, and old events, batch by batch; yield the number of rows of each batch.
 
     `parts`: The parts of `relationships` to delete from; None: all.
     """

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from relatum.errors import KeyNotDefined
+from relatum.errors import KeyNotDefined, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.recording import prune
+from relatum.recording import forget, prune
 from relatum.store.catalog import add_keys, remove_key
 from relatum_spark import Enrichment
 from tests.support.place import Place
@@ -124,6 +124,24 @@ def test_a_removed_key_whose_rows_are_pruned_proves_no_absence(
     assert _told(job.batch(0, _order(1, "a"), retries=0)) == [(1, "not_recorded_yet", None)]
 
 
+def test_a_stream_forgotten_during_a_batch_proves_no_absence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch fails if its stream is forgotten, and perhaps recorded anew, while it is looked up."""
+    job.publish("a")
+    status_of_missing = Enrichment._status_of_missing
+
+    def status_then_forgotten(enrichment: Enrichment) -> str | None:
+        found = status_of_missing(enrichment)
+        forget(job.place.database, [job.place.stream])
+        monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(Enrichment, "_status_of_missing", status_then_forgotten)
+    with pytest.raises(StreamReplaced, match="forgotten"):
+        job.batch(0, _order(1, "a"), retries=0)
+    job.place.record(keys=["order_id"])
+    assert _told(job.batch(0, _order(1, "a"), retries=0)) == [(1, "found", "a")]
+
+
 def test_a_query_run_again_gives_the_same_rows(job: Job) -> None:
     """A batch whose write failed, or whose commit was lost, gives the same rows, whatever was recorded since."""
     written: list[tuple[int, list[Row]]] = []
@@ -225,3 +243,19 @@ def test_a_time_is_found_in_each_form(job: Job) -> None:
         on = "at" if isinstance(columns, str) else "span"
         (found,) = job.batch(number, row, on=on, value_column=columns)
         assert (found.status, bytes(found.related_value or b"")) == ("found", b"noon"), columns
+
+
+def test_a_time_without_a_zone_is_utc(job: Job) -> None:
+    """As everywhere in Relatum, and whatever zone the session has: as the value of a key, and as the row's time."""
+    add_keys(job.place.engine, [KeyDefinition("at", type="timestamp")])
+    job.place.put_recorded((b"noon", {"at": NOON, "relatum_time": int(NOON.timestamp()) * 1_000_000}), keys=[])
+    settings = {"spark.sql.timestampType": "TIMESTAMP_NTZ", "spark.sql.session.timeZone": "Europe/Berlin"}
+    for name, value in settings.items():
+        job.spark.conf.set(name, value)
+    try:
+        row = _order(1, None, timestamp=NOON.replace(tzinfo=None))
+        (found,) = job.batch(0, row, on="at", value_column="timestamp", within=1)
+    finally:
+        for name in settings:
+            job.spark.conf.unset(name)
+    assert found.status == "found"

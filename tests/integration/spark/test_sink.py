@@ -179,6 +179,22 @@ def test_keys_and_times_keep_their_types(sink: Sink) -> None:
     assert "relatum_receipt" not in third.headers
 
 
+def test_times_without_a_zone_are_utc(sink: Sink) -> None:
+    """As everywhere in Relatum: in a key's column, the message's time, a header and a property."""
+    zoneless = pa.timestamp("us")
+    columns = {
+        "value": [b"a"],
+        "at": pa.array([MOMENT], zoneless),
+        "timestamp": pa.array([MOMENT], zoneless),
+        "headers": pa.array([[("seen", MOMENT)]], pa.map_(pa.string(), zoneless)),
+        "properties": pa.array([{"timestamp": MOMENT}], pa.struct([("timestamp", zoneless)])),
+    }
+    sink.write(columns, keyColumns="at")
+    (message,) = sink.messages()
+    assert (message.headers["at"], message.time) == (int(MOMENT.timestamp()) * 1_000_000, MOMENT)
+    assert message.headers["seen"] == message.properties.timestamp == MOMENT
+
+
 def test_super_streams_are_routed_as_by_other_clients(sink: Sink, layout: Layout) -> None:
     """Each row is in the stream its routing key belongs to, in order, and once, however often it is written."""
     values = [b"%d" % n for n in range(300)]

@@ -121,7 +121,7 @@ class StreamFollower:
         self._outages = outages or Outages(_DISABLED_LOGGER)
         self._name = name
         self._who = who
-        self.reader = StreamReader.lazy(broker, **options)
+        self.reader = StreamReader(broker, **options)
         # Separate from the owner's threads, so that its calls to PostgreSQL do not queue behind these. Queries leave
         # one thread free, so that connecting does not queue behind them.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-queries")
