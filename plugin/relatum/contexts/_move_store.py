@@ -201,11 +201,7 @@ class MoveStore(PlacementStore):
                     found = self._step(execute, row.move_id)
                     if found.holder == holder:
                         return found
-                    raise MoveConflict(
-                        f"{row.name!r} is already part of move {found.move_id}: resume or abort that move",
-                        move_id=found.move_id,
-                        state=found.state.value,
-                    )
+                    raise already_moving(row.name, found)
             source_id = self.partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
@@ -312,6 +308,11 @@ class MoveStore(PlacementStore):
         if not rows:
             raise NotFound(f"super stream {self.super_stream!r} has no move {move_id}: list its moves")
         return rows[0]
+
+
+def already_moving(name: str, move: Move) -> MoveConflict:
+    message = f"{name!r} is already part of move {move.move_id}: resume or abort that move"
+    return MoveConflict(message, move_id=move.move_id, state=move.state.value)
 
 
 def _step_of(row: Any) -> MoveStep:
