@@ -1,7 +1,6 @@
 """The asyncio serial consumer and its batches: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -107,20 +106,15 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, member = self._deadline(timeout_s), self._member
-        while not member.stopping.is_set():
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = member.wait(at_once=left_s == 0)
+        for waiting, left_s in self._waits(timeout_s):
             try:
-                await self._wait_for_batch(waiting, left_s or None)
+                await self._wait_for_batch(waiting, left_s)
             except BaseException:
-                member.give_up(waiting)
+                self._member.give_up(waiting)
                 raise
-            taken = member.taken(waiting)
+            taken = self._member.taken(waiting)
             if taken is not None:
                 return AsyncSerialBatch(*taken, self._threads)
-            if left_s == 0:
-                return None
         return None
 
     async def _wait_for_batch(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:

@@ -205,10 +205,7 @@ class Database:
             for tries_left in reversed(range(1 if once else TRIES)):
                 connection = self._take_connection(autocommit=True)
                 try:
-                    rows = _fetch(connection, _text_of(statement), parameters)
-                    if on_primary and rows and rows[0].is_standby:
-                        raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
-                    return rows
+                    return _fetch(connection, _text_of(statement), parameters, on_primary=on_primary)
                 except psycopg.Error as error:
                     if not tries_left or not self._is_retryable(connection, error):
                         raise
@@ -305,11 +302,14 @@ def _initialize(initialize: Callable[[sa.Connection], None], connection: sa.Conn
         raise
 
 
-def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any]) -> Rows:
+def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any], *, on_primary: bool) -> Rows:
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
     # `cursor.description` would look up the type of each column.
-    return cursor.fetchall() if result is not None and result.nfields else []
+    rows = cursor.fetchall() if result is not None and result.nfields else []
+    if on_primary and rows and rows[0].is_standby:
+        raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+    return rows
 
 
 def _is_transient(error: BaseException) -> bool:
