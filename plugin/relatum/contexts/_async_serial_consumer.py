@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import Final, Self
 
@@ -44,18 +44,11 @@ class AsyncSerialBatch(BatchBase):
         # A transaction has its own thread, and never queues behind calls that wait for PostgreSQL.
         context, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
         cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback(threads.shutdown)
             connection = await in_thread(threads, context.__enter__, returned=lambda _: context.__exit__(*cancelled))
-            try:
-                yield connection
-            except BaseException as error:
-                ended = type(error), error, error.__traceback__
-                if not await asyncio.shield(in_thread(threads, context.__exit__, *ended)):
-                    raise
-            else:
-                await asyncio.shield(in_thread(threads, context.__exit__, None, None, None))
-        finally:
-            threads.shutdown()
+            stack.push_async_exit(lambda *ended: asyncio.shield(in_thread(threads, context.__exit__, *ended)))
+            yield connection
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
