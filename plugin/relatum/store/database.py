@@ -306,7 +306,7 @@ def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any], 
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
     # `cursor.description` would look up the type of each column.
-    rows = cursor.fetchall() if result is not None and result.nfields else []
+    rows: Rows = cursor.fetchall() if result is not None and result.nfields else []
     if on_primary and rows and rows[0].is_standby:
         raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
     return rows
