@@ -24,6 +24,7 @@ from relatum.recording import BackfillReport
 from relatum.recording.backfilling import Plan, edges_of, plan_backfill
 from relatum.recording.filler import Filler, RateLimit
 from relatum.recording.ranges import Segment
+from relatum.recording.verifying import meant_streams
 from relatum.store.database import IDLE_S, as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
@@ -84,8 +85,7 @@ def backfill(
         PythonException: a task failed in every attempt that Spark allows; run again to continue.
     """
     names = names_of("streams", streams)
-    if keys is not None:
-        keys = checked_names("keys", keys)
+    keys = None if keys is None else checked_names("keys", keys)
     if messages_per_s is not None and not (type(messages_per_s) in (int, float) and messages_per_s > 0):
         raise InvalidInput(f"messages_per_s= takes a number over 0, not {shown(messages_per_s)}")
     checked_count("slice_offsets", slice_offsets)
@@ -97,9 +97,8 @@ def backfill(
     started = perf_counter()
     with as_engine(url, idle_s=IDLE_S) as engine, open_reader(target) as reader:
         super_streams: dict[str, str | None] = {}
-        for name in names:
-            found = reader.partitions(name)
-            super_streams |= dict.fromkeys(found, name) if found else {name: super_streams.get(name)}
+        for stream, super_stream in meant_streams(engine, reader, target.vhost, names):
+            super_streams[stream] = super_stream or super_streams.get(stream)
 
         def plans(*, to_end: bool) -> dict[str, Plan]:
             each = {

@@ -57,7 +57,7 @@ def conversations(
         checked_count("max_value_size", max_value_size, most=INTEGER_MAX, otherwise=", or None for no limit")
     wanted = keys_of(keys, argument="keys")
     inputs = Inputs.of(needs_broker=False, **where)
-    found = _connected(spark, inputs.relations(spark, names, wanted), max_value_size)
+    found = _connected(inputs.relations(spark, names, wanted), max_value_size)
     if members:
         return found.withColumnRenamed("time", "timestamp")
     return found.groupBy("id").agg(
@@ -68,11 +68,11 @@ def conversations(
     )
 
 
-def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | None) -> DataFrame:
+def _connected(relations: DataFrame, max_value_size: int | None) -> DataFrame:
     """Return each message of the relations once: columns id, stream, offset, time."""
-    rows = _truncated(spark, relations.select("key", "value", "stream", F.col("stream_offset").alias("offset"), "time"))
-    numbered = _numbered(spark, rows)
-    edges = _converged(spark, _edges(numbered, max_value_size))
+    rows = _truncated(relations.select("key", "value", "stream", F.col("stream_offset").alias("offset"), "time"))
+    numbered = _numbered(rows)
+    edges = _converged(_edges(numbered, max_value_size))
     messages = numbered.groupBy("node", "stream", "offset").agg(F.max("time").alias("time"))
     roots = edges.select("node", F.col("to").alias("root"))
     labelled = messages.join(roots, "node", "left").withColumn("root", F.coalesce("root", "node"))
@@ -80,10 +80,10 @@ def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | 
     names = labelled.where(F.col("node") == F.col("root")).select(
         "root", F.concat_ws("@", "stream", F.col("offset").cast("string")).alias("id")
     )
-    return _truncated(spark, labelled.join(names, "root").select("id", "stream", "offset", "time"))
+    return _truncated(labelled.join(names, "root").select("id", "stream", "offset", "time"))
 
 
-def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
+def _numbered(rows: DataFrame) -> DataFrame:
     """Number the messages in the order of (stream, offset): joins of numbers are several times faster."""
     ends = rows.groupBy("stream").agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
     starts: list[tuple[str, int]] = []
@@ -93,7 +93,7 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
         number += last - first + 1
     if number > INTEGER_MAX:
         raise InvalidInput("the offsets of these streams together exceed 64 bits: name fewer streams in streams=")
-    shifts = spark.createDataFrame(starts, "stream string, shift long")
+    shifts = rows.sparkSession.createDataFrame(starts, "stream string, shift long")
     joined = rows.join(F.broadcast(shifts), "stream")
     return joined.withColumn("node", F.col("offset") + F.col("shift")).drop("shift")
 
@@ -107,15 +107,15 @@ def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
     return carried.join(values.drop("size"), ["key", "value"]).select("node", "to").where("node > to").distinct()
 
 
-def _converged(spark: SparkSession, edges: DataFrame) -> DataFrame:
+def _converged(edges: DataFrame) -> DataFrame:
     """Join edges until every message points at the smallest message connected to it.
 
     Source: Kiveris et al., "Connected Components in MapReduce and Beyond" (2014): alternating large and small stars.
     """
-    edges = _truncated(spark, edges)
+    edges = _truncated(edges)
     before = _signature(edges)
     for _ in range(ROUNDS_MAX):
-        edges = _truncated(spark, _small_star(_large_star(edges)))
+        edges = _truncated(_small_star(_large_star(edges)))
         after = _signature(edges)
         if after == before:
             return edges
@@ -147,11 +147,11 @@ def _signature(edges: DataFrame) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def _truncated(spark: SparkSession, frame: DataFrame) -> DataFrame:
+def _truncated(frame: DataFrame) -> DataFrame:
     """Compute a frame and drop its plan: otherwise the plan would double with each round.
 
     With a checkpoint directory the result survives the loss of an executor; otherwise only the executors hold it.
     """
-    if spark.conf.get("spark.checkpoint.dir", None):
+    if frame.sparkSession.conf.get("spark.checkpoint.dir", None):
         return frame.checkpoint()
     return frame.localCheckpoint()

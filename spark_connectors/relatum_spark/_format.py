@@ -305,15 +305,15 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, start: Offset, limit: int | None) -> Offset:
         holds, self._holds = self._holds, {}
-        starts, ends, positions = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
+        starts, ends = {stream: start[stream] for stream in start.keys() - self._bounds.keys()}, dict[str, int]()
         for stream, bounds in self._bounds.items():
             if stream not in start:
                 if bounds is not None or self._options.fail_on_data_loss:
-                    positions[stream] = self._queries.existing(stream, bounds).first or 0
+                    starts[stream] = self._queries.existing(stream, bounds).first or 0
             elif bounds is None:
                 report_loss(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
-                positions[stream] = start[stream]
+                starts[stream] = start[stream]
                 if bounds.is_sure:  # Otherwise the leader may only wait for its replicas.
                     self._emptied.add(stream)
             elif self._is_replaced(stream, start[stream], bounds):
@@ -322,7 +322,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{bounds.last}: it was declared again or lost its tail"
                 )
                 report_loss(self._options, StreamReplaced, message, stream=stream)
-                positions[stream] = bounds.first or 0
+                starts[stream] = bounds.first or 0
             else:
                 first = bounds.first or 0
                 if first > start[stream]:
@@ -330,7 +330,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     report_lost_range(self._options, lost, "retention has dropped them", first=first)
                 starts[stream] = max(first, start[stream])
                 ends[stream] = min(bounds.end, self._end_limit(stream, start[stream], holds))
-        return positions | plan_end(starts, ends, limit)
+        return plan_end(starts, starts | ends, limit)
 
     def _is_replaced(self, stream: str, start: int, bounds: StreamBounds) -> bool:
         """Whether the stream was replaced or lost its tail: it ends before `start`, or was empty and begins before it.

@@ -197,15 +197,13 @@ class Resolver:
         wanted = [(key, batch.column(number).to_pylist()) for key, number in self.checks]
         builder, statuses, start = ColumnBuilder(value=self.value, headers=self.headers), [], 0
         for row, place in enumerate(places):
-            status: str | None = None
-            if place is not None:
-                result = next(results)
-                status = _status_of(result)
-                if isinstance(result, Message):
-                    if any(found[row] is not None and found[row] not in key.values_of(result) for key, found in wanted):
-                        status = "replaced"
-                    if status == "found":
-                        builder.add_batch(batch_of(result))
+            result = None if place is None else next(results)
+            status = None if result is None else _status_of(result)
+            if status == "found" and isinstance(result, Message):
+                if any(found[row] is not None and found[row] not in key.values_of(result) for key, found in wanted):
+                    status = "replaced"
+                else:
+                    builder.add_batch(batch_of(result))
             statuses.append(status)
             if row + 1 == len(places) or len(statuses) >= ROWS_MAX or builder.bytes >= BYTES_MAX:
                 yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)

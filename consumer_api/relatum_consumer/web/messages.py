@@ -218,11 +218,11 @@ def preview(body: bytes) -> str:
 
 def previews(bodies: Sequence[bytes]) -> list[str]:
     """Return the beginnings of one stream's bodies; JSON objects lose the members that all of them share."""
-    values = (_parsed_json(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
-    objects = [each for each in values if isinstance(each, dict)]
-    if not 1 < len(objects) == len(bodies):
-        return [*map(preview, bodies)]
-    shared = {name for name in objects[0] if all(name in each and each[name] == objects[0][name] for each in objects)}
+    is_compared = all(body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX for body in bodies)
+    objects = [*map(_parsed_json, bodies)] if is_compared and len(bodies) > 1 else []
+    shared = set()
+    if objects and all(isinstance(each, dict) for each in objects):
+        shared = {name for name, value in objects[0].items() if all((name, value) in each.items() for each in objects)}
     if not shared or any(len(each) == len(shared) for each in objects):
         return [*map(preview, bodies)]
     rest = ({name: value for name, value in each.items() if name not in shared} for each in objects)

@@ -1,10 +1,9 @@
 """The asyncio serial consumer and its batches: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import Final, Self
 
@@ -45,18 +44,11 @@ class AsyncSerialBatch(BatchBase):
         # A transaction has its own thread, and never queues behind calls that wait for PostgreSQL.
         context, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
         cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback(threads.shutdown)
             connection = await in_thread(threads, context.__enter__, returned=lambda _: context.__exit__(*cancelled))
-            try:
-                yield connection
-            except BaseException as error:
-                ended = type(error), error, error.__traceback__
-                if not await asyncio.shield(in_thread(threads, context.__exit__, *ended)):
-                    raise
-            else:
-                await asyncio.shield(in_thread(threads, context.__exit__, None, None, None))
-        finally:
-            threads.shutdown()
+            stack.push_async_exit(lambda *ended: asyncio.shield(in_thread(threads, context.__exit__, *ended)))
+            yield connection
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
@@ -107,20 +99,15 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, member = self._deadline(timeout_s), self._member
-        while not member.stopping.is_set():
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = member.wait(at_once=left_s == 0)
+        for waiting, left_s in self._waits(timeout_s):
             try:
-                await self._wait_for_batch(waiting, left_s or None)
+                await self._wait_for_batch(waiting, left_s)
             except BaseException:
-                member.give_up(waiting)
+                self._member.give_up(waiting)
                 raise
-            taken = member.taken(waiting)
+            taken = self._member.taken(waiting)
             if taken is not None:
                 return AsyncSerialBatch(*taken, self._threads)
-            if left_s == 0:
-                return None
         return None
 
     async def _wait_for_batch(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:

@@ -20,7 +20,7 @@ from relatum.contexts._placements import Move, MoveState, MoveStep, PartitionSta
 from relatum.contexts._super_stream_rows import DURABLE_COMMIT, PARTITIONS, RAISE_GENERATION, Execute, execute_in
 from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
-from relatum.store.members import LEASE_S
+from relatum.store.members import LEASE_END, LEASE_S, RENEWED
 
 logger = logging.getLogger("relatum.contexts")
 
@@ -87,13 +87,11 @@ LOCK_NAMED: Final = sql("""
     WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])
     ORDER BY name FOR UPDATE""")
 
-_LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
-
 _ADD_MOVE: Final = sql(f"""
     INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
         target_scan_from, holder, lease_expires_at, started_at, generation)
     VALUES (:super_stream_id::integer, :source_id::integer, :target_id::integer, :contexts::integer, 0, 0,
-        :scan_from::bigint, :target_scan_from::bigint, :holder::text, {_LEASE_END}, clock_timestamp(),
+        :scan_from::bigint, :target_scan_from::bigint, :holder::text, {LEASE_END}, clock_timestamp(),
         :generation::bigint)
     RETURNING move_id""")
 
@@ -108,11 +106,11 @@ STOP: Final = sql("""
 
 # This needs no current lease: two movers of one move do no harm.
 ATTEND: Final = sql(f"""
-    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    UPDATE relatum.context_moves SET holder = :holder::text, {RENEWED}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
 
 TAKE_ABANDONED: Final = sql(f"""
-    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    UPDATE relatum.context_moves SET holder = :holder::text, {RENEWED}
     WHERE move_id = (
         SELECT move_id FROM relatum.context_moves
         WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL AND lease_expires_at < clock_timestamp()
@@ -201,11 +199,7 @@ class MoveStore(PlacementStore):
                     found = self._step(execute, row.move_id)
                     if found.holder == holder:
                         return found
-                    raise MoveConflict(
-                        f"{row.name!r} is already part of move {found.move_id}: resume or abort that move",
-                        move_id=found.move_id,
-                        state=found.state.value,
-                    )
+                    raise already_moving(row.name, found)
             source_id = self.partition(execute, source).partition_id
             names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
@@ -312,6 +306,11 @@ class MoveStore(PlacementStore):
         if not rows:
             raise NotFound(f"super stream {self.super_stream!r} has no move {move_id}: list its moves")
         return rows[0]
+
+
+def already_moving(name: str, move: Move) -> MoveConflict:
+    message = f"{name!r} is already part of move {move.move_id}: resume or abort that move"
+    return MoveConflict(message, move_id=move.move_id, state=move.state.value)
 
 
 def _step_of(row: Any) -> MoveStep:

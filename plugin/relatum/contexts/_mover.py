@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from relatum.common.processes import new_holder
 from relatum.common.waiting import Server, Threads, has_passed, log_failure
 from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts._move_store import MoveStore, NothingToMove, already_moving, logger
 from relatum.contexts._partition_log import Control, Fence, Marker
 from relatum.contexts._placements import Move, MoveProgress, MoveState, MoveStep, Progress, chunked
 from relatum.contexts._publication import MOVE_WAIT_S, elapsed_s
@@ -320,11 +320,7 @@ class Movers:
         for placement in self.store.find(names).values():
             found = None if placement.move_id is None else self.store.move(placement.move_id)
             if found is not None and not found.state.is_ended:
-                raise MoveConflict(
-                    f"{placement.name!r} is already part of move {found.move_id}: resume or abort that move",
-                    move_id=found.move_id,
-                    state=found.state.value,
-                )
+                raise already_moving(placement.name, found)
             if placement.stream != target:
                 leaving.setdefault(placement.stream, []).append(placement.name)
         return [

@@ -98,7 +98,6 @@ class Step:
     """For each open hold: its move, its cursor (messages before it are delivered), and its number of messages."""
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
-    """Whether to commit the step without waiting for more messages, because another partition waits for it."""
     since: float | None = None
     """When the step's first record was judged."""
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
@@ -107,6 +106,11 @@ class Step:
         self._runs.append(messages)
         self.count += len(messages)
         self.bytes += bytes_
+
+    def close(self, now: float) -> None:
+        """Commit the step without waiting for more messages, because another partition waits for it."""
+        self.is_closed = True
+        self.since = now if self.since is None else self.since
 
     @property
     def messages(self) -> list[Message]:
@@ -181,39 +185,36 @@ class Following:
         self.log.lost_to(offset)
         if offset > self._step.position:
             self._step.position = offset
-            self._step.is_closed = True
-            self._step.since = now
-        self._end_lost_holds(self._step, now)
+            self._step.close(now)
+        self._end_lost_holds(now)
 
     def gather(self, now: float) -> None:
         """Judge messages until the step is full or no message is left."""
-        step = self._step
-        self._gather_released(step, now)
-        while self._pieces and not self._is_full(step) and not self.is_blocked:
+        self._gather_released(now)
+        while self._pieces and not self._is_full and not self.is_blocked:
             piece = self._pieces[0]
-            if step.since is None:
-                step.since = now
+            if self._step.since is None:
+                self._step.since = now
             if self.log.is_plain and not piece.may_control:
-                self._gather_plain(step, piece)
+                self._gather_plain(piece)
             else:
-                self._gather_judged(step, piece, now)
+                self._gather_judged(piece, now)
             if self._at == len(piece):
                 self._pieces.popleft()
                 self._at = 0
                 self._waiting_messages -= len(piece)
                 self._waiting_bytes -= piece.bytes
-        self._end_lost_holds(step, now)
+        self._end_lost_holds(now)
 
-    def _end_lost_holds(self, step: Step, now: float) -> None:
+    def _end_lost_holds(self, now: float) -> None:
         """End stored holds whose marker retention dropped, and the database lacks, as that of an aborted move."""
         if not self._unread_holds or not self.log.is_caught_up:
             return
         lost = self._unread_holds - self.log.holds.keys()
         self._unread_holds = set()
         if lost:
-            step.ended += sorted(lost)
-            step.is_closed = True
-            step.since = now if step.since is None else step.since
+            self._step.ended += sorted(lost)
+            self._step.close(now)
 
     @property
     def is_blocked(self) -> bool:
@@ -222,20 +223,21 @@ class Following:
         is_too_much = len(self._held) >= options.held_messages_max or self._held_bytes >= options.held_bytes_max
         return is_too_much and self.log.is_caught_up
 
-    def _is_full(self, step: Step) -> bool:
-        options = self._options
+    @property
+    def _is_full(self) -> bool:
+        step, options = self._step, self._options
         return step.is_closed or step.count >= options.batch_messages or step.bytes >= options.batch_bytes
 
-    def _room(self, step: Step, message_bytes: int) -> int:
+    def _room(self, message_bytes: int) -> int:
         """How many more messages of this size fit into the step, at least one."""
-        options = self._options
+        step, options = self._step, self._options
         room = options.batch_messages - step.count
         return max(1, min(room, (options.batch_bytes - step.bytes) // message_bytes)) if message_bytes else room
 
-    def _gather_plain(self, step: Step, piece: Piece) -> None:
+    def _gather_plain(self, piece: Piece) -> None:
         """Add messages that need no judging: no control message, and no moved context."""
-        message_bytes, offsets = piece.bytes // len(piece), piece.batch.offsets
-        end = min(len(piece), self._at + self._room(step, message_bytes))
+        step, message_bytes, offsets = self._step, piece.bytes // len(piece), piece.batch.offsets
+        end = min(len(piece), self._at + self._room(message_bytes))
         start = bisect_left(offsets, self._opened_at, self._at, end)
         self._at = end
         step.last = piece.message(end - 1)
@@ -243,9 +245,9 @@ class Following:
             step.add(piece.cut(start, end), message_bytes * (end - start))
         step.position = max(step.position, step.last.offset + 1)
 
-    def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
-        message_bytes = piece.bytes // len(piece)
-        while self._at < len(piece) and not self._is_full(step) and not self.is_blocked:
+    def _gather_judged(self, piece: Piece, now: float) -> None:
+        step, message_bytes = self._step, piece.bytes // len(piece)
+        while self._at < len(piece) and not self._is_full and not self.is_blocked:
             message = piece.message(self._at)
             self._at += 1
             step.last = message
@@ -258,30 +260,29 @@ class Following:
             has_order = piece.may_control or (isinstance(context, str) and context in self.log.floors)
             entry = entry_of(message, self._header) if has_order else NO_ENTRY
             verdict = self.log.judge(message.offset, entry)
-            if verdict is Verdict.CONTROL:
-                self._note_control(step, message.offset, entry, now)
-                continue
             wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
-            if verdict is Verdict.DELIVER and wanted is not None:
+            if verdict is Verdict.CONTROL:
+                self._note_control(message.offset, entry, now)
+            elif verdict is Verdict.DELIVER and wanted is not None:
                 step.add([wanted], message_bytes)
             elif verdict is Verdict.HOLD and wanted is not None:
                 self._held[message.offset] = wanted
                 self._held_bytes += message_bytes
 
-    def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
+    def _note_control(self, offset: int, entry: Entry, now: float) -> None:
         """Close the step after a fence or marker: holds in this or other partitions wait for its commit."""
         if offset < self._opened_at:
             return
-        step.is_closed = True
+        self._step.close(now)
         hold = self.log.holds.get(entry.move_id) if isinstance(entry, Marker) else None
         if hold is not None and hold.marker_offset == offset:
-            step.begun.append(hold)
+            self._step.begun.append(hold)
             self._begun_at[hold.move_id] = now
 
     def replay(self, offset: int, entry: Entry, now: float) -> None:
         """Judge a fence or marker that retention has dropped; it comes from the database."""
         self.log.judge(offset, entry)
-        self._note_control(self._step, offset, entry, now)
+        self._note_control(offset, entry, now)
 
     def waiting_holds(self) -> list[int]:
         """Return the moves of stored holds that wait for their source; none before held messages were read again."""
@@ -297,16 +298,16 @@ class Following:
             self._released.append(move_id)
             self.gather(now)
 
-    def _gather_released(self, step: Step, now: float) -> None:
+    def _gather_released(self, now: float) -> None:
+        step = self._step
         for move_id in list(self._released):
-            if self._is_full(step):
+            if self._is_full:
                 return
             hold = self.log.holds[move_id]
-            step.since = now if step.since is None else step.since
             # Holds in other partitions may wait for the end of this hold, whose own messages are due.
-            step.is_closed = True
+            step.close(now)
             message_bytes = self._held_bytes // max(1, len(self._held))
-            offsets = list(islice(hold.held, self._room(step, message_bytes)))
+            offsets = list(islice(hold.held, self._room(message_bytes)))
             if offsets:
                 messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
                 step.add(messages, message_bytes * len(messages))
@@ -327,8 +328,7 @@ class Following:
         step = self._step
         if step.since is None or not step.count:
             return None
-        is_ready = self._is_full(step) or self.is_blocked
-        return 0.0 if is_ready else step.since + self._options.batch_s
+        return 0.0 if self._is_full or self.is_blocked else step.since + self._options.batch_s
 
     def silent_due_at(self) -> float | None:
         """Return when to store a step without messages, or None."""

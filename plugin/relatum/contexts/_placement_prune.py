@@ -110,9 +110,9 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
     return deleted
 
 
-def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
-    """Delete one batch of placements that were released over `older_s` ago, oldest first; return their number."""
-    wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
+def forget_released(engine: sa.Engine, super_stream_id: int, *, most: int = BATCH_ROWS) -> int:
+    """Delete one batch of placements that were released over `KEEP_S` ago, oldest first; return their number."""
+    wanted = {"super_stream_id": super_stream_id, "older_s": KEEP_S, "most": most}
     with transaction(engine) as connection:
         return connection.execute(FORGET_RELEASED, wanted).scalar_one_or_none() or 0
 

@@ -292,7 +292,10 @@ class PlacementStore:
         # Another thread may overwrite this list; its counts are as good as these.
         self._active = list(active.values())
 
-        def accept(rows: Sequence[Any]) -> bool:
+        wanted = self._with_id(names=names, partition_ids=chosen)
+
+        def place_bounded(connection: sa.Connection) -> Sequence[Any]:
+            rows = connection.execute(PLACE_BOUNDED, wanted).all()
             if rows and rows[0].open_sets > open_sets_max:
                 raise TooManyOpenSets(
                     f"at most {open_sets_max} sets of {self.super_stream!r} may be open: close some, or raise "
@@ -300,19 +303,15 @@ class PlacementStore:
                     open_sets=rows[0].open_sets - len(rows),
                     open_sets_max=open_sets_max,
                 )
-            return True
+            return rows
 
-        wanted = self._with_id(names=names, partition_ids=chosen)
         try:
-            if open_sets_max is None:
-                return self.database.rows(PLACE, wanted)
-            return self.database.rows(PLACE_BOUNDED, wanted, accept=accept)
+            return self.database.rows(PLACE, wanted) if open_sets_max is None else self.database.run(place_bounded)
         except RowRefused as refused:
-            cause = refused.__cause__
-            if isinstance(cause, psycopg.errors.NotNullViolation) and cause.diag.column_name == "open_sets":
-                self._active_until = 0.0
-                return []
-            raise
+            if refused.sqlstate != psycopg.errors.NotNullViolation.sqlstate:
+                raise
+            self._active_until = 0.0
+            return []
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
         """Release placements, given as (name, epoch), as `RELEASE`; return the names that are moving."""

@@ -1,4 +1,4 @@
-"""How a router publishes a message to the partition of its context or affinity set.
+"""Decides under which placement a router publishes a message, and whether the message counts: placed, stray or adopted.
 
 docs/contexts-protocol.md has the steps ("A publish") and the proof. All input and output goes through a `RouterCore`.
 The router may be suspended for any time between two calls.

@@ -1,4 +1,4 @@
-"""The core of blocking and asyncio routers: their state, and their calls of the database and the broker."""
+"""The state of a router, blocking or asyncio, and its calls of the database and the broker."""
 
 import itertools
 import logging

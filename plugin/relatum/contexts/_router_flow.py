@@ -1,4 +1,4 @@
-"""How a router publishes a message, with pika or aio-pika.
+"""The steps of publishing through a router, over pika or aio-pika.
 
 Coroutines define the flow once. The asyncio router awaits them. The blocking router runs them without an event loop:
 there they await only blocking code, so they never suspend.

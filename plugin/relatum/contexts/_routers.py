@@ -1,4 +1,4 @@
-"""Routers: publish each message to the partition of its context or affinity set."""
+"""The public routers, for pika and aio-pika: each message goes to the partition of its context or affinity set."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ from relatum.common.processes import refuse_in_child
 from relatum.common.waiting import AfterStop, backoff, log_failure, within
 from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._partition_following import Step
-from relatum.contexts._serial_member import Member
+from relatum.contexts._serial_member import Member, Taken
 from relatum.contexts._serial_partition import Partition, logger
 from relatum.contexts._serial_status import SerialStatus, read_status
 from relatum.contexts._serial_store import ConsumerStore, lost
@@ -168,10 +168,14 @@ class ConsumerBase:
         if self._is_started or self._is_closed:
             raise ConfigurationError("a consumer can be started only once: create another one")
 
-    def _deadline(self, timeout_s: float | None) -> float | None:
-        """Return the deadline of a wait for a batch; None: no deadline."""
+    def _waits(self, timeout_s: float | None) -> Iterator[tuple["Future[Taken]", float | None]]:
+        """Yield waits for a batch, each with its time limit, until the time is over or the consumer is closed."""
         self._check_running()
-        return None if timeout_s is None else time.monotonic() + checked_seconds("timeout_s", timeout_s)
+        until = None if timeout_s is None else time.monotonic() + checked_seconds("timeout_s", timeout_s)
+        left_s = None
+        while left_s != 0 and not self._member.stopping.is_set():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            yield self._member.wait(at_once=left_s == 0), left_s or None
 
     def _check_running(self) -> None:
         if not self._is_started:
@@ -302,21 +306,16 @@ class SerialConsumer(ConsumerBase, Closing):
             TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer, which keeps retrying. Fix
                 the cause, then call again.
         """
-        until, member = self._deadline(timeout_s), self._member
-        while not member.stopping.is_set():
-            left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = member.wait(at_once=left_s == 0)
+        for waiting, left_s in self._waits(timeout_s):
             try:
                 with suppress(CancelledError, TimeoutError):
-                    waiting.exception(left_s or None)
+                    waiting.exception(left_s)
             except BaseException:
-                member.give_up(waiting)
+                self._member.give_up(waiting)
                 raise
-            taken = member.taken(waiting)
+            taken = self._member.taken(waiting)
             if taken is not None:
                 return SerialBatch(*taken)
-            if left_s == 0:
-                return None
         return None
 
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:

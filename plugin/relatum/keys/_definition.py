@@ -52,7 +52,7 @@ class KeyDefinition:
     since: datetime | None = field(default=None, compare=False)
     key_id: int = field(default=0, compare=False)
     components: tuple[Component, ...] = field(init=False, compare=False)
-    from_body: BodyFunction | None = field(init=False, compare=False, default=None)
+    from_body: BodyFunction | None = field(init=False, compare=False)
     names: str | None = field(default=None, kw_only=True)
     masked: bool = field(default=False, kw_only=True)
     _only_place: Place | None = field(init=False, compare=False, repr=False, default=None)
@@ -68,6 +68,7 @@ class KeyDefinition:
             raise invalid(self.name, f"since= takes a datetime, not {shown(self.since)}")
         if not isinstance(self.masked, bool):
             raise invalid(self.name, f"masked= takes True or False, not {shown(self.masked)}")
+        object.__setattr__(self, "from_body", self.source if callable(self.source) else None)
         components = self._components()
         object.__setattr__(self, "components", components)
         has_one_place = len(components) == 1 == len(components[0].places) and not self.is_many
@@ -79,8 +80,6 @@ class KeyDefinition:
 
     def _components(self) -> tuple[Component, ...]:
         source = self.source
-        if callable(source):
-            object.__setattr__(self, "from_body", source)
         if source is None or callable(source):
             return (Component((Place("header", self.name),)),)
         texts = [source] if isinstance(source, str) else list(source) if isinstance(source, Iterable) else []

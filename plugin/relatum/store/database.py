@@ -188,19 +188,14 @@ class Database:
         statement: sa.TextClause,
         parameters: Mapping[str, Any],
         *,
-        accept: Callable[[Rows], bool] | None = None,
         once: bool = False,
         on_primary: bool = False,
     ) -> Rows:
         """Run a statement and return its rows as named tuples.
 
         - `statement`: A constant made by `sql`, so that it is compiled once.
-        - `accept`: Returns True to commit the statement that returned the rows, False to roll it back. Default: commit.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
-
-        Returns:
-            The rows; empty if they were not accepted, or if the statement returns none.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer, or is a standby in spite of `on_primary`.
@@ -210,7 +205,7 @@ class Database:
             for tries_left in reversed(range(1 if once else TRIES)):
                 connection = self._take_connection(autocommit=True)
                 try:
-                    return _execute(connection, _text_of(statement), parameters, accept, on_primary=on_primary)
+                    return _fetch(connection, _text_of(statement), parameters, on_primary=on_primary)
                 except psycopg.Error as error:
                     if not tries_left or not self._is_retryable(connection, error):
                         raise
@@ -307,34 +302,14 @@ def _initialize(initialize: Callable[[sa.Connection], None], connection: sa.Conn
         raise
 
 
-def _execute(
-    driver: TimedConnection,
-    text: bytes,
-    parameters: Mapping[str, Any],
-    accept: Callable[[Rows], bool] | None,
-    *,
-    on_primary: bool,
-) -> Rows:
-    if accept is None:
-        rows = _fetch(driver, text, parameters)
-        if on_primary and rows and rows[0].is_standby:
-            raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
-        return rows
-    # After an error, the pool rolls back when the caller returns the connection.
-    driver.begin()
-    rows = _fetch(driver, text, parameters)
-    if accept(rows):
-        driver.commit()
-        return rows
-    driver.rollback()
-    return []
-
-
-def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any]) -> Rows:
+def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any], *, on_primary: bool) -> Rows:
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
     # `cursor.description` would look up the type of each column.
-    return cursor.fetchall() if result is not None and result.nfields else []
+    rows: Rows = cursor.fetchall() if result is not None and result.nfields else []
+    if on_primary and rows and rows[0].is_standby:
+        raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+    return rows
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -24,9 +24,9 @@ LEASE_S: Final = 5.0
 RENEWALS: Final = 3
 """Renewals per duration of a lease. Tests set a high value, so that a long lease is renewed often."""
 
-_LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
 
-RENEWED: Final = f"lease_expires_at = {_LEASE_END}"
+RENEWED: Final = f"lease_expires_at = {LEASE_END}"
 """SQL: sets a lease of `lease_s` seconds from now, in an UPDATE."""
 
 
@@ -68,7 +68,7 @@ class Sharing:
         self.renew = sql(f"""UPDATE relatum.{members} SET {RENEWED}
             WHERE {in_group} AND holder = :holder::text AND lease_expires_at >= clock_timestamp()""")
         self.join = sql(f"""INSERT INTO relatum.{members} ({column}, holder, lease_expires_at)
-            VALUES (:within::{column_type}, :holder::text, {_LEASE_END})
+            VALUES (:within::{column_type}, :holder::text, {LEASE_END})
             ON CONFLICT ({column}, holder) DO UPDATE SET {RENEWED}""")
         # Members that delete each other's expired rows must not wait for each other.
         self.bury = sql(f"""DELETE FROM relatum.{members} WHERE {in_group} AND holder IN (

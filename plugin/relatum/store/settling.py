@@ -211,9 +211,9 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
         stop.wait(min(next(pauses), max(0.0, until - time.monotonic())))
 
 
-def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
+def forget_settlements(connection: sa.Connection) -> None:
     """Delete up to 10,000 tokens that their writers did not remove. Components call this when they start."""
-    connection.execute(_FORGET_OLD, {"older_s": older_s, "most": _FORGET_MOST})
+    connection.execute(_FORGET_OLD, {"older_s": KEEP_S, "most": _FORGET_MOST})
 
 
 def _settle_once(engine: sa.Engine, token: UUID) -> bool:

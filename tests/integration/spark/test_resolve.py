@@ -16,6 +16,7 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, 
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
 from tests.support import publish_plain
+from tests.support._raw_publisher import RawPublisher, amqp_record
 from tests.support.place import Place
 from tests.support.spark import Frame
 
@@ -130,6 +131,16 @@ def test_a_message_that_does_not_carry_the_key_is_not_given(place: Place, at: di
     assert found[1].value is None
     with pytest.raises(KeyNotDefined):
         resolve(frame, check={"nothing": "order"}, database=place.database, **at)
+
+
+def test_a_message_that_cannot_be_unpacked_is_unreadable(place: Place) -> None:
+    """Its value cannot be checked, so it does not show that its stream was declared again."""
+    add_keys(place.engine, ["order_id"])
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish((1, 2, 50, b"not gzip"), amqp_record(b"good", message_id="good"))
+    frame = Frame(PLACE | {"order": pa.string()}, [(place.stream, 0, "a"), (place.stream, 1, None)])
+    found = resolve(frame, check={"order_id": "order"}, broker=place.broker, database=place.database)
+    assert [row.status for row in found] == ["unreadable", "unreadable"]
 
 
 CLASHING = Frame({"stream": pa.string(), "stream_offset": pa.int64(), "VALUE": pa.string(), "status": pa.string()})

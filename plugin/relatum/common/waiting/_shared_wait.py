@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from relatum.common.processes import after_fork, leave_to_parent
-from relatum.common.waiting._deadline import has_passed, left_s, within
+from relatum.common.waiting._deadline import left_s, within
 from relatum.errors import Transient
 
 PAUSE_S: Final = (0.005, 0.05)
@@ -150,14 +150,11 @@ class SharedWait(Generic[_Query, _Answer]):
     def _poll_once(self, futures: "list[Future[_Answer | None]]", queries: list[_Query]) -> bool:
         """Poll once, and end the waits that have an answer. Return whether a wait ended."""
         try:
-            with within(POLL_S):
-                try:
-                    answers = [(futures[index], answer) for index, answer in self._poll(queries)]
-                except Transient:
-                    if has_passed():
-                        return False
-                    raise
+            with within(POLL_S) as limit:
+                answers = [(futures[index], answer) for index, answer in self._poll(queries)]
         except Exception as error:  # noqa: BLE001 - raised to each wait
+            if isinstance(error, Transient) and limit.has_passed:
+                return False
             for future in futures:
                 own_error = copy(error)
                 own_error.__cause__ = error
