@@ -347,8 +347,8 @@ def header_text(value: Any) -> str | None:
     """Convert a header's value in `Message.headers` to text.
 
     Text is unchanged, whole numbers are decimal, booleans `true` and `false`. These equal the canonical values of a
-    text key, so the column joins with the relationship table. Floats are in Python's notation, datetimes in ISO 8601,
-    bytes other than UTF-8 in base64, lists and tables in JSON of these. None stays None.
+    text key, so the column joins with the relationship table. Datetimes are in ISO 8601, bytes other than UTF-8
+    in base64, floats, lists and tables of these in JSON (`NaN`, `Infinity`). None stays None.
     """
     kind = type(value)
     if kind is str or value is None:

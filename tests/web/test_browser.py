@@ -275,6 +275,21 @@ def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     expect(tab.locator("h1")).to_contain_text(" 4")
 
 
+def test_the_menu_is_left_by_keyboard(tab: Page) -> None:
+    """Escape closes it, and so does the focus that moves on: it covers nothing that one reads or types in."""
+    tab.goto("/")
+    menu = tab.locator("nav summary")
+    for leave in ("Escape", "Tab"):
+        menu.focus()
+        tab.keyboard.press("Enter")
+        expect(tab.get_by_role("link", name="Contexts")).to_be_visible()
+        tab.get_by_role("link", name="Contexts").focus()
+        tab.keyboard.press(leave)
+        expect(tab.get_by_role("link", name="Contexts")).to_be_hidden()
+        if leave == "Escape":
+            expect(menu).to_be_focused()
+
+
 def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) -> None:
     """Once: it is in no address afterwards, and another tab needs it no more."""
     token = "a-token-of-16-characters"

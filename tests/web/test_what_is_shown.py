@@ -1,6 +1,7 @@
 """What the pages say of a few streams: gone ones, keys' letters, a NUL; and what they mask."""
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,6 +12,8 @@ from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, new_streams, publish_plain
+from tests.support._raw_publisher import RawPublisher
+from tests.support.amqp import encode, section
 from tests.support.place import Place
 from tests.support.web import Asking, asking, at
 from tests.web.conftest import KEYS, NUMBER, SECRET, Talks, World, page_of
@@ -315,3 +318,16 @@ def test_a_conversation_leads_to_the_value_that_it_shows(place: Place, own: Aski
     place.put_recorded(b'{"skus": ["a", "b"]}', b'{"skus": ["b"]}', keys=[key])
     found = [each for each in links(own, f"/trace?stream={place.stream}&offset=1") if each.startswith("/?key=sku")]
     assert found == [f"/?key=sku&of_stream={place.stream}&of_offset=0&of_value=1"]
+
+
+def test_headers_of_several_values_are_json(place: Place, own: Asking) -> None:
+    """Lists and tables are written as JSON, with times in ISO 8601: readers and programs need no Python."""
+    header = {"a": 'say "é"', "at": datetime(2026, 11, 22, tzinfo=UTC), "items": [1, None, True, 2**62]}
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish(section(0x74, encode({"x-table": header, "x-list": [header]})) + section(0x75, encode(b"")))
+    shown = '{"a": "say \\"é\\"", "at": "2026-11-22T00:00:00+00:00", "items": [1, null, true, 4611686018427387904]}'
+    headers = {
+        each["name"]: (each["type"], each["text"])
+        for each in own.answer("/message", stream=place.stream, offset=0)["headers"]
+    }
+    assert headers == {"x-table": ("dict", shown), "x-list": ("list", f"[{shown}]")}

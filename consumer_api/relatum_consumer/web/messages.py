@@ -9,7 +9,7 @@ from datetime import datetime
 from types import NoneType
 from typing import Any, Final, Literal
 
-from relatum.common.documents import field_names
+from relatum.common.documents import document, field_names
 from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
@@ -143,8 +143,8 @@ _TYPES: Final = {NoneType: "null", bool: "boolean", int: "integer", str: "text",
 def _value_text(value: Any) -> tuple[str, str]:
     """Return a header's or property's value as text, and the name of its type."""
     text = "" if value is None else str(value)
-    if isinstance(value, bool):
-        text = text.lower()
+    if isinstance(value, bool | list | dict):
+        text = _json_text(document(value))
     elif isinstance(value, datetime):
         text = value.isoformat()
     elif isinstance(value, bytes):

@@ -66,10 +66,10 @@ document.addEventListener("click", (event) => {
   if (link && !event.target.closest("a, button, summary, input") && getSelection().isCollapsed) link.click();
 });
 
-// A click elsewhere closes the menu.
-document.addEventListener("click", (event) => {
-  document.querySelectorAll("details.menu[open]").forEach((each) => { if (!each.contains(event.target)) each.open = false; });
-});
+// A click or the focus elsewhere closes the menu, as Escape does.
+const menu = document.querySelector("details.menu");
+for (const kind of ["click", "focusin"]) document.addEventListener(kind, ({ target }) => { menu.open &&= menu.contains(target); });
+menu.addEventListener("keydown", ({ key }) => { if (key === "Escape") { menu.firstElementChild.focus(); menu.open = false; } });
 
 drawTimes();
 
