@@ -15,18 +15,19 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 import sqlalchemy as sa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType, TimestampNTZType, TimestampType
 
 from relatum.common.checks import checked_choice, checked_count
-from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined, StreamReplaced
+from relatum.errors import InvalidInput, KeyNotDefined, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, checked_text, is_integer_text
 from relatum.store.catalog import streams_named
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer import Status
 from relatum_spark._columns import check_added_columns, schema, struct_of
+from relatum_spark._decisions import Decisions
 from relatum_spark._resolve import resolve
 from relatum_spark._table import connected, status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_in, names_of, span_us
@@ -47,9 +48,6 @@ _WAIT: Final = struct_of({"relatum_seen_us": "long", "relatum_attempts": "intege
 
 _DECISION: Final = [*_WAIT, *struct_of({"relatum_waits": "boolean", "relatum_status": "string"}), *_MATCH]
 """All columns that are stored with a row; the status says why it has no related message."""
-
-_MARKER: Final = "_DECIDED"
-"""The file that marks a directory as complete. Spark does not read files whose name begins with an underscore."""
 
 
 class Enrichment:
@@ -151,7 +149,7 @@ class Enrichment:
         """
 
         def run(df: DataFrame, batch_id: int) -> None:
-            decisions = _Decisions(df.sparkSession, self._pending)
+            decisions = Decisions(df.sparkSession, self._pending)
             definition, streams = self._recorded()
             self._check_columns(df)
             columns = StructType([*df.schema, *_DECISION])
@@ -284,54 +282,6 @@ def _text(part: Column, kind: DataType) -> Column:
 def _column(name: str) -> Column:
     """Return a column by its name, which may have any characters."""
     return F.col(f"`{name.replace('`', '``')}`")
-
-
-# --- decisions --------------------------------------------------------------------------------------------
-
-
-class _Decisions:
-    """The decisions of a query's micro-batches: a directory of Parquet files for each batch, marked when complete.
-
-    The file system can be any that Spark writes to. This class uses the JVM, which Spark Connect does not offer.
-    """
-
-    def __init__(self, session: SparkSession, directory: str) -> None:
-        jvm: Any = getattr(session, "_jvm", None)
-        if jvm is None:
-            raise ConfigurationError("Enrichment needs the JVM: use a session without Spark Connect")
-        self._session = session
-        # The checkpoint keeps a query's id across restarts.
-        query = session.sparkContext.getLocalProperty("sql.streaming.queryId") or "no-query"
-        self._root = f"{directory.rstrip('/')}/{query}"
-        self._path = jvm.org.apache.hadoop.fs.Path
-        configuration = session._jsparkSession.sessionState().newHadoopConf()
-        self._files = self._path(self._root).getFileSystem(configuration)
-        self._files.mkdirs(self._path(self._root))
-
-    def path(self, batch: int) -> str:
-        return f"{self._root}/batch-{batch}"
-
-    def decided(self) -> list[int]:
-        """Return the batches whose decisions are complete."""
-        files = self._files.listStatus(self._path(self._root))
-        numbers = [str(file.getPath().getName()).removeprefix("batch-") for file in files]
-        batches = [int(number) for number in numbers if number.isdecimal()]
-        return [batch for batch in batches if self._files.exists(self._path(f"{self.path(batch)}/{_MARKER}"))]
-
-    def write(self, batch: int, rows: DataFrame) -> None:
-        """Write a batch's decisions, replacing the files of a killed attempt."""
-        rows.write.mode("overwrite").parquet(self.path(batch))
-
-    def mark(self, batch: int) -> None:
-        """Mark a batch's decisions as complete."""
-        self._files.create(self._path(f"{self.path(batch)}/{_MARKER}"), True).close()
-
-    def read(self, batch: int, columns: StructType) -> DataFrame:
-        """Read a batch's decisions. A column that was added since they were written is null."""
-        return self._session.read.schema(columns).parquet(self.path(batch))
-
-    def delete(self, batch: int) -> None:
-        self._files.delete(self._path(self.path(batch)), True)
 
 
 # --- in the tasks -----------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ class Following:
         """Close the step after a fence or marker: holds in this or other partitions wait for its commit."""
         if offset < self._opened_at:
             return
-        self._step.close(now)
+        self._step.is_closed = True
         hold = self.log.holds.get(entry.move_id) if isinstance(entry, Marker) else None
         if hold is not None and hold.marker_offset == offset:
             self._step.begun.append(hold)

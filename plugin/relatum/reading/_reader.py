@@ -92,7 +92,6 @@ class StreamReader(Closing):
 
         Args:
             broker: The broker's URL, or a `Broker`.
-            **options: The following keyword arguments.
             timeout_s: Seconds after which a call without an answer raises `ReadTimeout`, including the time to connect.
                 Default: 10.
             heartbeat_s: The heartbeat interval to request for followed streams, in seconds. A broker that is silent for
