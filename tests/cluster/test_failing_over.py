@@ -1,5 +1,6 @@
 """Nodes that fail: a recorder that knows several continues at the next, and confirms of a tapped exchange wait."""
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -8,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import aio_pika
 import pika
 import pytest
 from pika.exceptions import AMQPError
@@ -19,10 +21,14 @@ from relatum.store.database import make_engine
 from relatum.superstreams import StreamOptions
 from relatum.tapping import tap
 from relatum_consumer import Relations
+from tests.acceptance._stream_log import read_stream
 from tests.support import broker_connection, publish_plain, read_plain, rows_of, unique_name, wait_until
 from tests.support.cluster import NODES, SETTLE_S, Cluster, on_each_cluster
 from tests.support.databases import Databases
 from tests.support.threads import beside
+
+TOGETHER = 25
+"""Messages to each stream that wait for their confirms at the same time."""
 
 PUBLISHED_ANEW_S = 180.0
 """Seconds for which a publish is tried: until a new leader is elected, or the others take a frozen node for lost."""
@@ -176,3 +182,35 @@ def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, data
             assert not publishing.done()
             cluster.start(2)
             wait_until(publishing.done, 300.0, what="the confirm")
+
+
+@on_each_cluster
+async def test_no_confirmed_message_is_lost_when_leaders_change(cluster: Cluster, cluster_version: str) -> None:
+    """If each stream has a channel; since RabbitMQ 4.0 also if streams share one, see docs/operations.md."""
+    streams = [unique_name(), unique_name()]
+    for stream in streams:
+        cluster.declare(stream, leader=2)
+
+    def change_leaders() -> None:
+        cluster.stop(2)
+        for stream in streams:
+            wait_until(lambda: cluster.leader_of(stream) not in (None, 2), SETTLE_S, what="a new leader")  # noqa: B023
+
+    async with await aio_pika.connect(cluster.amqp_url(3)) as connection:
+        first, second = await connection.channel(), await connection.channel()
+        channels = (first, second if cluster_version == "installed" else first)
+        changing, confirmed = asyncio.create_task(asyncio.to_thread(change_leaders)), 0
+        is_last = False
+        while not is_last:
+            is_last = changing.done()
+            publishes = (
+                channel.default_exchange.publish(aio_pika.Message(str(confirmed + each).encode()), stream)
+                for stream, channel in zip(streams, channels, strict=True)
+                for each in range(TOGETHER)
+            )
+            await asyncio.wait_for(asyncio.gather(*publishes), SETTLE_S)
+            confirmed += TOGETHER
+        await changing
+    for stream in streams:
+        found = await asyncio.to_thread(lambda: list(read_stream(cluster.amqp_url(3), stream)))  # noqa: B023
+        assert Counter(int(each.body) for each in found) == Counter(range(confirmed))

@@ -168,6 +168,13 @@ def test_what_a_server_says_at_the_start_is_understood(
         check(url, kind, reason, said)
 
 
+def test_a_server_that_dies_before_it_agrees_on_tls_is_waited_for() -> None:
+    """It answers the request for TLS with an error: that is not about the setup of TLS."""
+    died = refusal("57P01", "terminating connection due to unexpected postmaster exit")
+    with answering(died, negotiates=False) as url:
+        check(url, DatabaseUnavailable, None, "an error response")
+
+
 def test_certificates_of_postgresql_are_told_apart(database_url: str, tmp_path: Path) -> None:
     """TLS that is not as the URL asks is configuration, and names the option; as it asks, it works."""
     own = {name: tmp_path / name for name in ("certificate.pem", "key.pem")}

@@ -17,6 +17,9 @@ from tests.support import unique_name
 from tests.support.proxy import Proxy
 from tests.support.spans import Spans
 
+FRAME_BODY_BYTES = 131_072 - 8
+"""The longest body that fits into one frame: RabbitMQ's `frame_max` without a frame's header and end."""
+
 
 @pytest.fixture
 def queue(amqp_url: str) -> Iterator[Queue]:
@@ -39,6 +42,29 @@ def test_every_way_to_call_it_works(connection: BlockingConnection, queue: Queue
     found = [queue.get() for _ in range(5)]
     assert [body for _, body in found] == [b"1", b"2", b"3", b"4", b"5"]
     assert all(got.message_id for got, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "frames", "writes"),
+    [(0, 2, 1), (1, 3, 1), (FRAME_BODY_BYTES, 3, 1), (FRAME_BODY_BYTES + 1, 4, 4)],
+)
+def test_a_message_of_one_body_frame_is_written_at_once(
+    connection: BlockingConnection, queue: Queue, body_bytes: int, frames: int, writes: int
+) -> None:
+    """Its frames go out by one write, pika counts each of them, and after a release each is a write again."""
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    transport = connection._impl._transport
+    write = transport.write = Mock(wraps=transport.write)
+    for written in (writes, frames):
+        write.reset_mock()
+        sent = connection._impl.frames_sent, connection._impl.bytes_sent
+        channel.basic_publish("", queue.name, b"x" * body_bytes)
+        assert write.call_count == written
+        assert connection._impl.frames_sent == sent[0] + frames
+        assert connection._impl.bytes_sent == sent[1] + sum(len(call.args[0]) for call in write.call_args_list)
+        assert queue.get()[1] == b"x" * body_bytes
+        relatum.release(connection)
 
 
 def test_mistakes_raise_what_pika_raises(connection: BlockingConnection, queue: Queue) -> None:

@@ -19,7 +19,7 @@ from relatum.store.parts import retain_from
 from relatum_cli.app import app
 from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.lookups.proof import coverage_by_stream
-from tests.support import declare_stream, publish_plain, record, wait_until
+from tests.support import declare_stream, delete_stream, publish_plain, record, wait_until
 from tests.support.place import FailingPlace, Place
 from tests.support.relations import FACES, open_relations
 
@@ -142,6 +142,23 @@ def test_rows_that_are_pruned_during_a_lookup_prove_nothing(
 
     monkeypatch.setattr("relatum_consumer.lookups.proof.coverage_by_stream", coverage)
     assert relations.find("order_id", "a", streams=place.stream, complete=True).ids == ((place.stream, 0),)
+
+
+def test_a_stream_that_is_deleted_during_a_lookup_fails_no_lookup_that_does_not_name_it(
+    place: Place, relations: Relations, other_stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted after the lookup has learned its end, and before it reads its unrecorded messages."""
+    place.put(order("a"))
+    place.put(order("a"), to=other_stream)
+    place.record(place.stream, other_stream)
+    place.put(order("b"), to=other_stream)
+
+    def coverage(*arguments: Any) -> Any:
+        delete_stream(place.amqp, other_stream)
+        return coverage_by_stream(*arguments)
+
+    monkeypatch.setattr("relatum_consumer.lookups.proof.coverage_by_stream", coverage)
+    assert relations.find("order_id", "b", complete=True).status is Status.ABSENT
 
 
 def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:

@@ -27,13 +27,13 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[str]:
+def answering(answer: bytes, *, negotiates: bool = True) -> Iterator[str]:
     def serve(connection: socket.socket, *_: object) -> None:
         with suppress(OSError, struct.error):
             connection.settimeout(90)
             length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
             while code in (_SSL_REQUEST, _GSS_REQUEST):
-                connection.sendall(b"N" if answer[:1] in b"ER" else answer)
+                connection.sendall(b"N" if negotiates and answer[:1] in b"ER" else answer)
                 length, code = struct.unpack("!II", connection.recv(8, socket.MSG_WAITALL))
             connection.recv(length - 8, socket.MSG_WAITALL)
             connection.sendall(answer)

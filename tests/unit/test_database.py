@@ -137,6 +137,7 @@ def driver_error(error: psycopg.Error) -> sa.exc.DBAPIError:
         (psycopg.errors.InvalidCatalogName("no database"), errors.ConfigurationError),
         (psycopg.OperationalError(REFUSED), errors.ConfigurationError),
         (psycopg.OperationalError("connection refused"), errors.DatabaseUnavailable),
+        (psycopg.OperationalError("could not send SSL negotiation packet: Broken pipe"), errors.DatabaseUnavailable),
         (psycopg.errors.AdminShutdown("going away"), errors.DatabaseUnavailable),
         (psycopg.errors.ReadOnlySqlTransaction("a standby"), errors.DatabaseUnavailable),
         (psycopg.errors.DiskFull("no space left"), errors.DatabaseUnavailable),

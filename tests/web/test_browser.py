@@ -275,6 +275,17 @@ def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     expect(tab.locator("h1")).to_contain_text(" 4")
 
 
+@seen(width=320)
+def test_the_menu_opens_within_a_narrow_window(tab: Page) -> None:
+    """Wherever its button is wrapped to."""
+    for path in ("/", "/contexts", "/trace"):
+        tab.goto(path)
+        tab.locator("nav summary").click()
+        box = tab.locator("nav details > div").bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 320, path
+
+
 def test_the_menu_is_left_by_keyboard(tab: Page) -> None:
     """Escape closes it, and so does the focus that moves on: it covers nothing that one reads or types in."""
     tab.goto("/")

@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 
 def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
-    """Call `attempt`. If a stream is not the recorded one, repeat it: a recorder may just have corrected the record.
+    """Call `attempt`. If a stream is gone or not the recorded one, repeat it: that may have become known by now.
 
     `leaves_out`: If that happens again, leave the stream out and repeat the call; for calls without named streams.
     """
@@ -44,7 +44,7 @@ def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leave
     while True:
         try:
             return attempt()
-        except StreamReplaced as error:
+        except (StreamReplaced, StreamNotFound) as error:
             if not (is_first or (leaves_out and catalog.leave_out(error))):
                 raise
             is_first = False

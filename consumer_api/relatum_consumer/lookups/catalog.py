@@ -290,11 +290,11 @@ class Catalog:
         left_out = {} if names is not None else self.left_out()
         return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
 
-    def leave_out(self, error: StreamReplaced) -> bool:
+    def leave_out(self, error: StreamReplaced | StreamNotFound) -> bool:
         """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""
-        until = time.monotonic() + UNUSABLE_S
-        left_out = self.left_out()
-        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in left_out}
+        until, left_out = time.monotonic() + UNUSABLE_S, self.left_out()
+        errors = (error, *getattr(error, "also", ()))
+        new = {each.stream: (each, until) for each in errors if each.stream not in left_out}
         self._unusable = self._unusable | new
         return bool(new)
 

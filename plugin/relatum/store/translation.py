@@ -102,9 +102,9 @@ _REFUSED_OPTION: Final = re.compile(r"bad value for \w+|invalid connection optio
 """Texts of psycopg (a `ProgrammingError` without a SQLSTATE) and libpq about invalid options."""
 
 _NOT_TLS: Final = re.compile(
-    r"SSL SYSCALL error|SSL connection has been closed|SSL error: unexpected eof", re.IGNORECASE
+    r"SSL (SYSCALL error|connection has been closed|error: unexpected eof|exchange|negotiation packet)", re.IGNORECASE
 )
-"""libpq's texts about a TLS connection that broke: not about the setup of TLS."""
+"""libpq's texts about a TLS connection that broke, or a server that died before it: not about the setup of TLS."""
 
 
 class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
