@@ -16,10 +16,8 @@ from prometheus_client import CollectorRegistry
 from relatum import metrics
 from relatum.errors import ConfigurationError, SchemaMissing, UsedAfterClose
 from relatum.keys import KeyDefinition
-from relatum.reading.following import Hole
 from relatum.recording import Recorder, prune, ranges, set_record_time, status, upkeep
 from relatum.recording.embedded import EmbeddedRecorder
-from relatum.recording.stream_recording import OpenTail
 from relatum.recording.tails import open_streams
 from relatum.store.catalog import add_keys, remove_key, streams_named
 from relatum.store.coverage import merged
@@ -38,7 +36,6 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.commits import commits_held, make_commits_wait
 from tests.support.place import Place
 
 BIG = [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)]
@@ -213,34 +210,6 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(fleeting: P
     assert prune(fleeting.amqp, fleeting.database, [fleeting.stream]).rows[fleeting.stream] > 0
     assert min(offset for _, _, offset in fleeting.rows()) >= seen.first
     assert fleeting.verify().ok
-
-
-def test_records_that_wait_for_room_are_read_again_before_a_hole_behind_them(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hole begins at the last recorded offset: records that wait for a commit are not taken for lost."""
-    monkeypatch.setattr(OpenTail, "is_full", lambda tail, _busy: bool(tail.filling.messages))
-    with place.recording(keys=["order_id"]) as recorder:
-        group, count = recorder._group, 1
-        place.put(*orders(1))
-        place.wait_recorded()
-        recording = group._by_name[place.stream]
-        make_commits_wait(place.engine, "INSERT ON relatum.relationships")
-        with commits_held(place.engine):
-
-            def wait_for_room() -> bool:
-                nonlocal count
-                place.put(*orders(1, start=count))
-                count += 1
-                return recording.tail is not None and bool(recording.tail.waiting)
-
-            wait_until(wait_for_room, what="records wait")
-            hole = Hole(place.stream, recording.following, count, count + 100)
-            assert group.loop.call(group._committer.on_event, hole)
-            wait_until(lambda: not recording.is_read, what="the hole")
-        place.wait_recorded()
-    assert [offset for _, _, offset in place.rows()] == [*range(count)]
-    assert not place.status().events
 
 
 def test_retention_that_overtakes_what_was_back_filled_is_a_hole(fleeting: Place) -> None:
