@@ -102,7 +102,7 @@ class Batch:
         self.time_offsets: list[int] = []
         self._last: Message | None = None
         self.lines: list[str] = []
-        """The rows in COPY's text format: texts of sorted lines."""
+        """The rows in COPY's text format, many lines per string."""
         self.line_bytes = 0
         self.rows = 0
         self.messages = 0

@@ -21,7 +21,7 @@ from relatum.recording.batch import Batch, readable, time_blocks, width_class
 from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
-from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips, sorted_lines
+from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
 
 if TYPE_CHECKING:
     from relatum.recording.recorder_group import RecorderGroup
@@ -201,21 +201,14 @@ class Committer:
             # Ignore the records: a stream that is not open will be read again from the end of its coverage.
             self._group.follower.done(event)
             return
-        stream.tail.waiting.append(event)
-        self._fill(stream.tail)
-
-    def _fill(self, tail: "OpenTail") -> None:
-        """Add the waiting records until the batch is full. Each that is added is released, which grants credit."""
-        while tail.waiting and not tail.is_closing and not tail.is_full(self._busy_count):
-            event = tail.waiting.popleft()
-            try:
-                self._extract(tail, event.batch)
-            except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
-                tail.stream.failed(tail, error)
-            self._group.follower.done(event)
-            if tail.is_full(self._busy_count):
-                # Now, while PostgreSQL writes the previous batch. It would wait for this in a commit.
-                tail.filling.lines = [sorted_lines(tail.filling.lines)]
+        tail = stream.tail
+        tail.unreleased.append(event)
+        try:
+            self._extract(tail, event.batch)
+        except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
+            stream.failed(tail, error)
+        if tail.is_closing or not tail.is_full(self._busy_count):
+            stream.grant_credit(tail)
 
     def _extract(self, tail: "OpenTail", batch: RecordBatch) -> None:
         for part, reason in readable(batch):
@@ -260,9 +253,9 @@ class Committer:
         self._committing = len(tails)
         for tail in tails:
             tail.take()
-            if tail.waiting:
-                # Later, so that the commit begins first.
-                self._loop.call_later(0, self._fill, tail)
+            # After a lock conflict, the next batch may be full already.
+            if not tail.is_full(self._busy_count):
+                tail.stream.grant_credit(tail)
         try:
             errors = await self._loop.ask(self._commit_in_thread, tails, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - becomes the error of each stream

@@ -6,7 +6,6 @@ Each stream is a coroutine in the recorder's loop. Only the loop's thread change
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -119,7 +118,7 @@ class StreamRecording:
         await self._until(lambda: tail.is_closing and (tail.error is not None or tail.is_all_committed))
         self.progress.stop()
         self.tail = None
-        self._group.follower.done(*tail.waiting)
+        self.grant_credit(tail)
         if tail.has_recorded:
             self._pauses = backoff(QUESTION_S)
         if not self._holds(row):
@@ -196,8 +195,7 @@ class StreamRecording:
         elif isinstance(event, Attached):
             self._attached(tail)
         elif isinstance(event, Hole):
-            # If records before it wait, the next opening reads them again, and then finds the hole again.
-            self.close(None if tail.waiting else partial(self._skip_hole, tail.opened.stream, event.to_offset))
+            self.close(partial(self._skip_hole, tail.opened.stream, event.to_offset))
         else:
             self.close(partial(self._check_same, tail.opened.stream))
 
@@ -244,6 +242,11 @@ class StreamRecording:
         if tail.is_closing:
             self._changed.set()
 
+    def grant_credit(self, tail: "OpenTail") -> None:
+        """Release the records that filled a batch: the follower then grants the stream credit for more."""
+        unreleased, tail.unreleased = tail.unreleased, []
+        self._group.follower.done(*unreleased)
+
     async def _skip_hole(self, row: StreamRow, to_offset: int) -> None:
         self.progress.lost(await self._group.loop.ask(skip_hole, self._group.engine, row, to_offset))
 
@@ -278,8 +281,8 @@ class OpenTail(Share):
         super().__init__(opened.tail, self.filling)
         self.committing: Batch | None = None
         """The batch that is being committed, or waits for a retry because its range was locked."""
-        self.waiting: deque[Records] = deque()
-        """Records that arrived while the batch was full. They are released once there is room for them."""
+        self.unreleased: list[Records] = []
+        """Records that filled the batch. They are released once there is room, and the follower then grants credit."""
         self.is_closing = False
         """Whether reading has stopped. The tail ends once all that was read is committed, or with an error."""
         self.after: Callable[[], Awaitable[Any]] | None = None
@@ -297,8 +300,10 @@ class OpenTail(Share):
 
     def is_full(self, busy: int) -> bool:
         """Return whether the batch must be committed before more is read; `busy` streams have something to commit."""
-        bytes_max = max(BATCH_BYTES_MIN, BATCH_BYTES_MAX // max(1, busy))
-        return self.filling.is_full or self.filling.line_bytes >= bytes_max
+        batch = self.filling
+        if batch.line_bytes < BATCH_BYTES_MIN:
+            return batch.is_full
+        return batch.is_full or batch.line_bytes >= BATCH_BYTES_MAX // max(1, busy)
 
     @property
     def is_over(self) -> bool:

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from relatum.store.connection import patient
 from relatum.store.database import sql, transaction
-from relatum.store.rows import copy_into, sorted_lines
+from relatum.store.rows import copy_into
 
 PART_BYTES: Final = 240 << 20
 """Bytes of rows at which the next part may be opened: 3,500,000 rows of short values. Their index has the same size,
@@ -95,9 +95,12 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     The rows are sorted by key and value, so that PostgreSQL visits each page of the index once. With unsorted rows, it
     would read and write pages that do not fit into its memory again and again.
 
-    `lines`: Texts of sorted lines in COPY's text format: key id, value, stream id, time and offset.
+    `lines`: Texts of one or more lines in COPY's text format: key id, value, stream id, time and offset.
     """
-    data = sorted_lines(list(lines)).encode()
+    rows = "".join(lines).split("\n")
+    # The empty text after the last newline sorts first.
+    rows.sort()
+    data = "\n".join(rows[1:]).encode()
     if not data:
         return
     part = connection.execute(_OPEN_PART).scalar_one()

@@ -1,6 +1,6 @@
 """Writes many rows by COPY, three times as fast as executemany, and arrays as text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import sqlalchemy as sa
@@ -27,16 +27,6 @@ def copy_text(value: str) -> str:
 def copy_number(value: int | None) -> str:
     """Return a number in COPY's text format."""
     return "\\N" if value is None else str(value)
-
-
-def sorted_lines(texts: Sequence[str]) -> str:
-    """Merge texts of sorted lines."""
-    if len(texts) == 1:
-        return texts[0]
-    lines = "".join(texts).split("\n")
-    lines.sort()
-    # The empty text after the last newline sorts first.
-    return "\n".join(lines[1:] + lines[:1])
 
 
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
