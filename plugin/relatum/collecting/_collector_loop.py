@@ -61,7 +61,7 @@ class CollectorLoop:
         self.store = store
         self.streams = streams
         self.handlers = Handlers()
-        self.notify_handlers: Callable[[Sequence[Outcome], bool], None] = self.handlers.notify
+        self.notify_handlers: Callable[..., None] = self.handlers.notify
         self.member = 0
         self.outages = Outages(logger, broker=str(streams.address or ""), database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
@@ -159,7 +159,8 @@ class CollectorLoop:
         if self.streams.address is not None:
             # Without a broker, this member could not read the bodies of messages taken over.
             self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
-        self.loop.repeat(self._process_finished, self.label("processing finished messages"), self.outages)
+        self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
+        self.loop.repeat(self._report_others, self.label("asking for outcomes of other members"), self.outages)
         if self.following is not None:
             self.following.open(names)
         self.notify()
@@ -172,13 +173,16 @@ class CollectorLoop:
             self._wake_streams()
         return renewal_s(self.lease_s)
 
-    async def _process_finished(self) -> float:
-        """Call handlers of messages that other members finished, and delete old messages."""
+    async def _forget(self) -> float:
         # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
+        await self.loop.ask(self.store.forget)
+        return renewal_s(self.lease_s)
+
+    async def _report_others(self) -> float:
+        """Call handlers of messages that other members finished."""
         if ids := self.handlers.message_ids():
             found = await self.loop.ask(self.store.outcomes_of, ids)
             await self.call_handlers([each for each in found.values() if each.is_final], are_others=True)
-        await self.loop.ask(self.store.forget)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:
@@ -308,11 +312,12 @@ class CollectorLoop:
             # This member was removed, and rejoins soon. No other member has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
 
-    async def call_handlers(
-        self, outcomes: Sequence[Outcome], *, is_storing: bool = False, are_others: bool = False
-    ) -> None:
-        with collector_call(self, is_storing=is_storing):
-            await in_thread(self._store_threads, self.notify_handlers, outcomes, are_others)
+    async def call_handlers(self, outcomes: Sequence[Outcome], *, is_storing: bool = False, **which: bool) -> None:
+        def call() -> None:
+            with collector_call(self, is_storing=is_storing):
+                self.notify_handlers(outcomes, **which)
+
+        await in_thread(self._store_threads, call)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 

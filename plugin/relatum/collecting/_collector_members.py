@@ -312,7 +312,10 @@ class CollectorMembers:
                 connection.execute(MOVE_LOST, moved)
             failed = connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED}).all()
             connection.execute(REWIND, {"id": source.source_id, "to": to, **known_by(known)})
-        return [Outcome(row[0], OutcomeStatus.FAILED, self.name, row[1], stream, *row[2:]) for row in failed]
+        return [
+            Outcome(message_id, OutcomeStatus.FAILED, self.name, type_, stream, *columns)
+            for message_id, type_, *columns in failed
+        ]
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""

@@ -314,8 +314,9 @@ class BulkConsumer:
         if shared.handlers:
             by_place = {message.place: message for message in bulk.messages}
             finals = [result for result in found if result.status.is_final]
-            outcomes = [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
-            shared.notify_handlers(outcomes, False)
+            shared.notify_handlers(
+                [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
+            )
 
     def _publish_dead(self, bulk: Bulk, results: list[Result], *, is_joined: bool = False) -> list[Result]:
         """Publish dead letters; return the results, with messages that can never be dead letters as failed."""

@@ -363,7 +363,9 @@ class CollectedStream:
         return store.follow(member, self.name, *self._initial)
 
     def _set_back(self, member: int) -> list[Outcome]:
-        """Set the position after the last unchanged message, or to the beginning; return the outcomes of lost messages.
+        """Set the position after the last unchanged message; if there is none, to the stream's beginning.
+
+        Returns the outcomes of the messages that are lost.
 
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """

@@ -44,10 +44,10 @@ class Handlers:
         """Whether there is any handler. Without one, callers create no outcomes."""
         return bool(self._by)
 
-    def notify(self, outcomes: Iterable[Outcome], are_others: bool) -> None:
+    def notify(self, outcomes: Iterable[Outcome], *, are_others: bool = False) -> None:
         """Call the handlers of each outcome. A handler's exception is logged and affects nothing else.
 
-        `are_others`: Other members stored the outcomes, so only handlers of their message ids are called.
+        `are_others`: Other members stored the outcomes, and called their own handlers of types and of all messages.
         """
         for outcome in outcomes:
             for handler in self._handlers_of(outcome, are_others):

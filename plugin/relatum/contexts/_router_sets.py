@@ -249,9 +249,10 @@ class SetLifecycle:
             )
 
     def _run(self) -> None:
-        pauses, task = backoff(), f"closing affinity sets of {self._core.super_stream!r}"
-        database, broker = self._core.store.database.address.name, str(self._core.control_streams.address)
-        outages = Outages(logger, broker=broker, database=database)
+        core, pauses = self._core, backoff()
+        task = f"closing affinity sets of {core.super_stream!r}"
+        outages = Outages(logger, broker=str(core.control_streams.address), database=core.store.database.address.name)
+        del core
         with suppress(ReferenceError):
             while not self._stop.is_set():
                 is_last = self._closing.wait(BATCH_S)
