@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relatum import MessageId
-from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, Outcome, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, Outcome, OutcomeStatus
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import Message, Properties
 from relatum.store.members import LEASE_S
@@ -25,7 +24,6 @@ from tests.support.collectors import (
     Collecting,
     Consumer,
     Gate,
-    StoreMember,
     collectors_of,
     wait_status,
 )
@@ -281,23 +279,6 @@ def test_handlers_are_told_of_each_message(collecting: Collecting) -> None:
     assert told["b"] == [("b", COLLECTED), ("b", SUCCEEDED)]
     for message_id, end in [("a", SUCCEEDED), ("b", SUCCEEDED), ("c", FAILED)]:
         assert [status for each, status in told["all"] if each == message_id] == [COLLECTED, end]
-
-
-def test_the_handler_of_a_message_hears_of_another_members_result(collecting: Collecting) -> None:
-    """Whichever member finishes a message, its handler is called once with the end, and then forgotten."""
-    found, of_type = list[tuple[OutcomeStatus, str | None]](), list[Outcome]()
-    collector = collecting.collector(Consumer(), lease_s=1.0, streams=[])
-    collector.register_result_handler(lambda outcome: found.append((outcome.status, outcome.reason)), message_id="a")
-    collector.register_result_handler(of_type.append, type="order")
-    with collector:
-        other = StoreMember(collecting.place.database)
-        other.add([Collected(MessageId(collecting.place.stream, 0), "a", "order", 1, None)])
-        collecting.place.sql(
-            "UPDATE relatum.collected_messages SET state = 'failed', reason = 'no', finished_at = now()"
-        )
-        wait_until(lambda: found, what="the end told")
-        wait_until(lambda: not collector._shared.handlers.message_ids(), what="the handler forgotten")
-    assert (found, of_type) == ([(FAILED, "no")], [])
 
 
 class Broken(dict[Any, Any]):

@@ -26,7 +26,6 @@ from relatum.collecting import (
     FlushReason,
     MessageCollector,
     Outcome,
-    OutcomeStatus,
     collector_status,
 )
 from relatum.collecting._collector_core import Advance
@@ -335,26 +334,6 @@ def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
         wait_until(lambda: collector.flush() or len(consumer.bodies) == 3, what="all consumed")
     assert sorted(consumer.bodies) == list("xyz")
     wait_status(other, SUCCEEDED, *"xyz")
-
-
-@pytest.mark.usefixtures("quick_rhythm")
-def test_handlers_hear_of_messages_that_fail_with_their_stream(collecting: Collecting) -> None:
-    """Starting over after a stream was declared again fails messages of other members: handlers are called for each."""
-    stream, told = collecting.place.stream, list[tuple[str, OutcomeStatus, str | None]]()
-    collecting.put("a", "b")
-    collector = collecting.collector(Consumer(), lease_s=LEASE_S)
-    collector.register_executor("mail", Consumer())
-    collector.register_result_handler(lambda it: told.append((it.message_id, it.status, it.stream)))
-    with collecting.collector(Consumer(), lease_s=LEASE_S, **FOREVER) as other:
-        wait_status(other, COLLECTED, "a", "b")
-        with collector:
-            # It has more types, so the other member releases the stream to it, but keeps its messages.
-            collecting.put("c")
-            wait_status(collector, SUCCEEDED, "c")
-            collecting.place.declare_again()
-            collecting.put("x")
-            wait_status(collector, SUCCEEDED, "x")
-    assert [each for each in told if each[1] is FAILED] == [("a", FAILED, stream), ("b", FAILED, stream)]
 
 
 @pytest.mark.parametrize("of_all", [False, True])

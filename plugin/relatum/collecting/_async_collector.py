@@ -114,11 +114,11 @@ class AsyncMessageCollector(Collector, AsyncClosing):
 
         return cast("Executor", call)
 
-    def _notify_handlers(self, outcomes: Sequence[Outcome], *, are_others: bool = False) -> None:
+    def _notify_handlers(self, outcomes: Sequence[Outcome]) -> None:
         if outcomes and self._application is not None:
             # A cancelled handler has not failed. An exit ends the application's loop, and with it the collector.
             with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
-                self._application.call(self._shared.handlers.notify_async, outcomes, are_others)
+                self._application.call(self._shared.handlers.notify_async, outcomes)
 
     # --- messages in --------------------------------------------------------------------------------------------------
 

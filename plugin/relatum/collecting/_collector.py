@@ -148,8 +148,7 @@ class Collector:
         Args:
             handler: Called with each `Outcome`.
             type: Only messages of this type, which need not have an executor here. None (default): all types.
-            message_id: Only this message; the handler is removed after the final outcome, which it also gets, within a
-                third of `lease_s`, if another member stores it. None (default): all.
+            message_id: Only this message; the handler is removed after the final outcome. None (default): all.
 
         Raises:
             InvalidInput: Both a type and a message id were given, an argument has the wrong type, or a blocking

@@ -61,7 +61,7 @@ class CollectorLoop:
         self.store = store
         self.streams = streams
         self.handlers = Handlers()
-        self.notify_handlers: Callable[..., None] = self.handlers.notify
+        self.notify_handlers: Callable[[Sequence[Outcome]], None] = self.handlers.notify
         self.member = 0
         self.outages = Outages(logger, broker=str(streams.address or ""), database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
@@ -76,7 +76,7 @@ class CollectorLoop:
         # Separate threads: renewals never wait, and storing never waits for an unavailable broker. One more thread than
         # concurrent calls, since a thread becomes free only a moment after its call has ended.
         self._lease_threads = Threads(3, f"{name}-lease")
-        self._store_threads = Threads(3, f"{name}-stores")
+        self._store_threads = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._collected = Lot()
@@ -160,7 +160,6 @@ class CollectorLoop:
             # Without a broker, this member could not read the bodies of messages taken over.
             self.loop.repeat(self._take_over, self.label("taking over from dead members"), self.outages, rest_s)
         self.loop.repeat(self._forget, self.label("deleting finished messages"), self.outages)
-        self.loop.repeat(self._report_others, self.label("asking for outcomes of other members"), self.outages)
         if self.following is not None:
             self.following.open(names)
         self.notify()
@@ -176,13 +175,6 @@ class CollectorLoop:
     async def _forget(self) -> float:
         # Separate from the renewal: a deletion may wait for locks longer than the lease lasts.
         await self.loop.ask(self.store.forget)
-        return renewal_s(self.lease_s)
-
-    async def _report_others(self) -> float:
-        """Call handlers of messages that other members finished."""
-        if ids := self.handlers.message_ids():
-            found = await self.loop.ask(self.store.outcomes_of, ids)
-            await self.call_handlers([each for each in found.values() if each.is_final], are_others=True)
         return renewal_s(self.lease_s)
 
     async def _take_over(self) -> float:
@@ -291,7 +283,7 @@ class CollectorLoop:
                 self.workers[message.type].counts.collected += 1
             if owned and self.handlers:
                 outcomes = [outcome_of(self.store.name, message) for message in owned]
-                await self.call_handlers(outcomes, is_storing=True)
+                await in_thread(self._store_threads, self._notify_collected, outcomes)
             self.core.add(owned, time.monotonic())
         finally:
             self._lots.discard(lot)
@@ -312,12 +304,9 @@ class CollectorLoop:
             # This member was removed, and rejoins soon. No other member has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
 
-    async def call_handlers(self, outcomes: Sequence[Outcome], *, is_storing: bool = False, **which: bool) -> None:
-        def call() -> None:
-            with collector_call(self, is_storing=is_storing):
-                self.notify_handlers(outcomes, **which)
-
-        await in_thread(self._store_threads, call)
+    def _notify_collected(self, outcomes: Sequence[Outcome]) -> None:
+        with collector_call(self, is_storing=True):
+            self.notify_handlers(outcomes)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from relatum.collecting._handlers import logger
 from relatum.common.processes import new_holder
 from relatum.common.waiting import Deadline
 from relatum.errors import Conflict
-from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import Position
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
@@ -140,8 +139,7 @@ LAST_COLLECTED: Final = sql(f"""
 FAIL_UNFINISHED: Final = sql("""
     UPDATE relatum.collected_messages
     SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
-    WHERE source_id = :of_source::integer AND finished_at IS NULL
-    RETURNING message_id, type, stream_offset, attempts, reason, collected_at, forwarded_at, finished_at""")
+    WHERE source_id = :of_source::integer AND finished_at IS NULL""")
 
 # --- adding messages. Each array is sent as one text, so that adding rows takes no longer than COPY.
 
@@ -291,12 +289,10 @@ class CollectorMembers:
         rows = self._database.rows(LAST_COLLECTED, self._values(of_stream=stream, until=until))
         return rows[0] if rows else None
 
-    def rewind(
-        self, member: int, stream: str, to: int, *, is_new: bool, known: Position | None = None
-    ) -> list[Outcome]:
+    def rewind(self, member: int, stream: str, to: int, *, is_new: bool, known: Position | None = None) -> None:
         """Set the position, and the message before it.
 
-        Unfinished messages from there on (all if the stream is new) fail and free their places. Returns their outcomes.
+        Unfinished messages from there on (all if the stream is new) fail and free their places.
         """
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -310,12 +306,8 @@ class CollectorMembers:
                 lost = connection.execute(ADD_REPLACED, self._values(of_stream=stream)).scalar_one()
                 moved = {"of_source": source.source_id, "to": to, "to_source": lost}
                 connection.execute(MOVE_LOST, moved)
-            failed = connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED}).all()
+            connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
             connection.execute(REWIND, {"id": source.source_id, "to": to, **known_by(known)})
-        return [
-            Outcome(message_id, OutcomeStatus.FAILED, self.name, type_, stream, *columns)
-            for message_id, type_, *columns in failed
-        ]
 
     def unfollow(self, member: int, stream: str) -> None:
         """Release a stream, so that another member can follow it."""

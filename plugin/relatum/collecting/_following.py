@@ -17,7 +17,6 @@ from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
 from relatum.common.waiting import BACKOFF_S, Pauses, ended, within
 from relatum.errors import ConfigurationError, Conflict, NotAStream, OffsetExpired, OffsetNotFound, StreamNotFound
-from relatum.outcomes import Outcome
 from relatum.own_messages import DeadLetters
 from relatum.reading import BrokerAddress, Message, Position, StreamReader, bounds_or_error, leaders_bounds, position_of
 from relatum.reading.following import Attached, Event, Failed, Hole, Records, Replaced, StreamFollower, is_outage
@@ -238,7 +237,7 @@ class CollectedStream:
                 while shared.core.held_of(self.name) and not self._is_over(member):
                     await shared.changed()
                 if not self._is_over(member):
-                    await shared.call_handlers(await shared.loop.ask(self._set_back, member))
+                    await shared.loop.ask(self._set_back, member)
         finally:
             # Release the stream before the error is reported. An abandoned member releases all streams when it leaves.
             if not shared.abandoned.is_set():
@@ -362,10 +361,8 @@ class CollectedStream:
             self._initial = first, known
         return store.follow(member, self.name, *self._initial)
 
-    def _set_back(self, member: int) -> list[Outcome]:
+    def _set_back(self, member: int) -> None:
         """Set the position after the last unchanged message; if there is none, to the stream's beginning.
-
-        Returns the outcomes of the messages that are lost.
 
         Uses a binary search: unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
         """
@@ -391,7 +388,8 @@ class CollectedStream:
         # The search visits unchanged messages in ascending order, and ends at the last one.
         bisect_left(offsets, True, key=is_changed)
         if not unchanged:
-            return store.rewind(member, name, offsets.start, is_new=True)
+            store.rewind(member, name, offsets.start, is_new=True)
+            return
         last = unchanged[-1].offset
         self._warn("stream %r has lost its end: continuing after offset %d", name, last, agreed=last)
-        return store.rewind(member, name, last + 1, is_new=False, known=position_of(unchanged[-1]))
+        store.rewind(member, name, last + 1, is_new=False, known=position_of(unchanged[-1]))

@@ -35,31 +35,23 @@ class Handlers:
         with self._lock:
             self._by.setdefault((type, message_id), []).append(handler)
 
-    def message_ids(self) -> list[str]:
-        """Return the ids of messages with handlers of their own."""
-        with self._lock:
-            return [message_id for _, message_id in self._by if message_id is not None]
-
     def __bool__(self) -> bool:
         """Whether there is any handler. Without one, callers create no outcomes."""
         return bool(self._by)
 
-    def notify(self, outcomes: Iterable[Outcome], *, are_others: bool = False) -> None:
-        """Call the handlers of each outcome. A handler's exception is logged and affects nothing else.
-
-        `are_others`: Other members stored the outcomes, and called their own handlers of types and of all messages.
-        """
+    def notify(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
         for outcome in outcomes:
-            for handler in self._handlers_of(outcome, are_others):
+            for handler in self._handlers_of(outcome):
                 # Catch exits, too: they would end the call that stores results, not the program.
                 call_handler(handler, outcome, caught=BaseException)
 
-    async def notify_async(self, outcomes: Iterable[Outcome], are_others: bool) -> None:
+    async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
         """Like `notify`, but awaits handlers in the running loop. Exits and a cancellation propagate."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
-            for handler in self._handlers_of(outcome, are_others):
+            for handler in self._handlers_of(outcome):
                 try:
                     answer = handler(outcome)
                     if isawaitable(answer):
@@ -71,13 +63,12 @@ class Handlers:
                         raise
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
-    def _handlers_of(self, outcome: Outcome, are_others: bool) -> list[Handler]:
+    def _handlers_of(self, outcome: Outcome) -> list[Handler]:
         with self._lock:
             of_message = self._by.get((None, outcome.message_id), [])
             if outcome.is_final:
                 self._by.pop((None, outcome.message_id), None)
-            of_all = () if are_others else (*self._by.get((outcome.type, None), ()), *self._by.get((None, None), ()))
-            return [*of_message, *of_all]
+            return [*of_message, *self._by.get((outcome.type, None), ()), *self._by.get((None, None), ())]
 
 
 def outcome_of(
