@@ -119,7 +119,7 @@ def _through(reader: StreamReader, stream: str, offsets: Sequence[int]) -> list[
     rest = iter(offsets)
     wanted: int | None = next(rest)
     for batch in reader.batches(stream, offsets[0], stop=offsets[-1] + 1, follow=False):
-        while wanted is not None and wanted <= batch.last_offset:
+        while batch is not None and wanted is not None and wanted <= batch.last_offset:
             record = batch.records[wanted - batch.first_offset]
             found.append(Message.from_record(stream, wanted, record, batch.chunk_ms))
             wanted = next(rest, None)

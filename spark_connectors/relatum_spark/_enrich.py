@@ -215,7 +215,7 @@ class Enrichment:
         parts = F.array(*map(_text, columns, (field.dataType for field in rows.select(*columns).schema)))
         moment = stream = offset = F.lit(None)
         if self._within_us is not None:
-            moment = F.unix_micros(_column(self._time_column))
+            moment = _micros(_column(self._time_column), rows.schema[self._time_column].dataType)
             # A row without a time has no related messages.
             parts = F.when(moment.isNotNull(), parts)
         if {"stream", "offset"} <= set(rows.columns):
@@ -275,8 +275,15 @@ class Enrichment:
 
 
 def _text(part: Column, kind: DataType) -> Column:
-    """Return a value as text; a timestamp in microseconds, as the sink writes it. Without a zone, it is UTC."""
-    return (F.unix_micros(part) if isinstance(kind, TimestampType | TimestampNTZType) else part).cast("string")
+    """Return a value as text; a timestamp in microseconds, as the sink writes it."""
+    return (_micros(part, kind) if isinstance(kind, TimestampType | TimestampNTZType) else part).cast("string")
+
+
+def _micros(moment: Column, kind: DataType) -> Column:
+    """Return a timestamp in microseconds. Without a zone, it is UTC, which only Spark 4.3 and later take it for."""
+    if isinstance(kind, TimestampNTZType):
+        moment = F.concat(moment.cast("string"), F.lit("Z")).cast("timestamp_ltz")
+    return F.unix_micros(moment)
 
 
 def _column(name: str) -> Column:

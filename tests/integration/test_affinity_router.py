@@ -1,6 +1,5 @@
 """Affinity sets, against a real broker and database: published by both faces, seen and changed from outside."""
 
-import gc
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +15,12 @@ import relatum
 from relatum import errors
 from relatum.contexts import AffinityOptions
 from relatum.keys import KeyDefinition
-from relatum.store.database import Database
 from relatum.superstreams import Layout, unbind_partition
 from relatum_cli.app import app
 from tests.support import wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
 from tests.support.place import Place
 from tests.support.routing import HeldMove, consumed, other_than, sleeping
-from tests.support.threads import Threads
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
 
@@ -224,22 +221,6 @@ def test_weights_outlast_a_layout_that_is_read_again(
         for _ in range(6):
             router.publish(channel, b"")
     assert len(place.messages(avoided)) == before
-
-
-def test_a_dropped_router_keeps_no_thread(
-    channel: BlockingChannel, layout: Layout, database: Database, earlier: Threads
-) -> None:
-    """A router that is dropped without `close` ends the thread that closes its sets."""
-
-    def threads() -> list[str]:
-        gc.collect()
-        return [each.name for each in earlier.begun() if each.name == "relatum affinity sets"]
-
-    router = relatum.AffinityRouter(layout.super_stream, database)
-    router.publish(channel, b"", in_set("s"))
-    assert threads()
-    del router
-    wait_until(lambda: not threads(), what="the thread's end")
 
 
 def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets) -> None:

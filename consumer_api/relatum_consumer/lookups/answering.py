@@ -44,7 +44,7 @@ def retry_if_replaced(catalog: Catalog, attempt: Callable[[], _Result], *, leave
     while True:
         try:
             return attempt()
-        except (StreamReplaced, StreamNotFound) as error:
+        except (StreamReplaced, StreamNotFound, NotAStream) as error:
             if not (is_first or (leaves_out and catalog.leave_out(error))):
                 raise
             is_first = False

@@ -18,6 +18,7 @@ from relatum.errors import (
     InvalidInput,
     InvalidRelationshipKey,
     KeyNotDefined,
+    NotAStream,
     NothingRecorded,
     RelatumError,
     StreamNotFound,
@@ -40,7 +41,7 @@ IDENTIFY_S: Final = 60.0
 """Seconds between two queries of the broker's identity, while it is unknown."""
 
 UNUSABLE_S: Final = 5.0
-"""Seconds for which lookups without named streams leave out a stream that is not the recorded one."""
+"""Seconds for which lookups without named streams leave out a stream that is gone or not the recorded one."""
 
 
 def streams_meant(names: int | None) -> str:
@@ -290,7 +291,7 @@ class Catalog:
         left_out = {} if names is not None else self.left_out()
         return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(left_out.items()))
 
-    def leave_out(self, error: StreamReplaced | StreamNotFound) -> bool:
+    def leave_out(self, error: StreamReplaced | StreamNotFound | NotAStream) -> bool:
         """Leave out the error's streams for `UNUSABLE_S`; returns False if all were left out already."""
         until, left_out = time.monotonic() + UNUSABLE_S, self.left_out()
         errors = (error, *getattr(error, "also", ()))

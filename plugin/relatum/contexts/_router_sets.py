@@ -7,11 +7,9 @@ database and closes sets that have ended; publishers never wait for this thread.
 import logging
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
@@ -204,9 +202,7 @@ class SetLifecycle:
             if self._thread is None:
                 # From Python 3.12 on, no thread can start at interpreter shutdown. The message was published anyway.
                 with suppress(RuntimeError):
-                    # A weak reference: the thread of a router that is dropped without `close` ends.
-                    run = partial(SetLifecycle._run, weakref.proxy(self))
-                    thread = threading.Thread(target=run, name="relatum affinity sets", daemon=True)
+                    thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
                     thread.start()
                     self._thread = thread
             if not is_last:
@@ -252,25 +248,23 @@ class SetLifecycle:
         core, pauses = self._core, backoff()
         task = f"closing affinity sets of {core.super_stream!r}"
         outages = Outages(logger, broker=str(core.control_streams.address), database=core.store.database.address.name)
-        del core
-        with suppress(ReferenceError):
-            while not self._stop.is_set():
-                is_last = self._closing.wait(BATCH_S)
-                try:
-                    is_done = self._maintain(is_last=is_last)
-                except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
-                    if self._stop.is_set():
-                        return  # The connections are closed.
-                    is_done = False
-                    outages.failed(task, error)
-                else:
-                    outages.over(task)
-                if is_last and is_done:
-                    return
-                if is_done:
-                    pauses = backoff()
-                else:
-                    self._stop.wait(next(pauses))
+        while not self._stop.is_set():
+            is_last = self._closing.wait(BATCH_S)
+            try:
+                is_done = self._maintain(is_last=is_last)
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
+                if self._stop.is_set():
+                    return  # The connections are closed.
+                is_done = False
+                outages.failed(task, error)
+            else:
+                outages.over(task)
+            if is_last and is_done:
+                return
+            if is_done:
+                pauses = backoff()
+            else:
+                self._stop.wait(next(pauses))
 
     def _maintain(self, *, is_last: bool) -> bool:
         with self._lock:

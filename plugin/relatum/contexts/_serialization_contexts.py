@@ -48,7 +48,7 @@ class SerializationContexts(Closing):
 
     A serialization context is a set of messages that are consumed in order; it has nothing to do with pickling. Every
     call may raise `DatabaseUnavailable`. Calls that move contexts or change partitions may also raise
-    `BrokerUnavailable`: at once if no broker answers; a running move first retries each step for `retry_s`.
+    `BrokerUnavailable`: a move begins only if a broker answers, and then retries each step for `retry_s`.
 
     Args:
         super_stream: The super stream's name.
@@ -249,6 +249,8 @@ class SerializationContexts(Closing):
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
         for target in wanted:
             self._partition(target)
+        # A move retries its steps; without a broker, none begins.
+        self._control_streams().reader.missing([])
         return self._movers(progress).move_all(wanted)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
@@ -362,8 +364,6 @@ class SerializationContexts(Closing):
 
     def _movers(self, progress: Progress | None) -> Movers:
         streams = self._control_streams()
-        # Moves retry their steps; without a broker, none begins.
-        streams.reader.missing([])
         return Movers(self._store, streams, at_once=self._moves_at_once, retry_s=self._retry_s, progress=progress)
 
     def close(self) -> None:

@@ -191,8 +191,9 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     def output(frames: Sequence[bytes]) -> None:
         # pika sends each frame by its own system call: one call for all saves more than stamping costs.
         if 1 < len(frames) <= _JOINED_MAX:
+            joined = (b"".join(frames),)
             implementation.frames_sent += len(frames) - 1
-            frames = (b"".join(frames),)
+            frames = joined
         type(implementation)._output_marshaled_frames(implementation, frames)
 
     setattr(connection, ATTRIBUTE, interception)
