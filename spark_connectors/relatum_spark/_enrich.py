@@ -280,7 +280,7 @@ def _text(part: Column, kind: DataType) -> Column:
 
 
 def _micros(moment: Column, kind: DataType) -> Column:
-    """Return a timestamp in microseconds. Without a zone, it is UTC, which only Spark 4.3 and later take it for."""
+    """Return a timestamp in microseconds since 1970. Without a zone, it is UTC: Spark before 4.3 cannot convert it."""
     if isinstance(kind, TimestampNTZType):
         moment = F.concat(moment.cast("string"), F.lit("Z")).cast("timestamp_ltz")
     return F.unix_micros(moment)

@@ -273,6 +273,7 @@ class Following:
         """Close the step after a fence or marker: holds in this or other partitions wait for its commit."""
         if offset < self._opened_at:
             return
+        # Not `close`: a replayed control message is committed with the next messages.
         self._step.is_closed = True
         hold = self.log.holds.get(entry.move_id) if isinstance(entry, Marker) else None
         if hold is not None and hold.marker_offset == offset:

@@ -310,6 +310,7 @@ class PlacementStore:
         except RowRefused as refused:
             if refused.sqlstate != psycopg.errors.NotNullViolation.sqlstate:
                 raise
+            # A chosen partition was retired: `PLACE` then sets its `open_sets` to null, which is refused.
             self._active_until = 0.0
             return []
 

@@ -46,7 +46,7 @@ PUBLISHER: Final = "_relatum_publisher"
 """The attribute of an intercepted channel that holds its publisher. Other libraries may wrap `basic_publish` itself."""
 
 _JOINED_MAX: Final = 3
-"""Frames of a message whose body fits into one: longer ones would be copied again after each partial send."""
+"""Maximum frames to join: method, header and one of the body. pika copies longer messages at each partial send."""
 
 _values: Final = attrgetter(*signature(BasicProperties).parameters)
 

@@ -74,7 +74,7 @@ class StreamReader(Closing):
         broker_connections_max: int = CONNECTIONS_MAX,
         refusing: str = REFUSING,
     ) -> None:
-        """Create a reader that connects at its first request. `refusing`: The message of `UsedAfterClose`."""
+        """Create a reader that connects at its first request; see `open`. `refusing`: The text of `UsedAfterClose`."""
         address = BrokerAddress.of(broker)
         checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
         checked_seconds("timeout_s", timeout_s)
