@@ -8,7 +8,7 @@ in microseconds since 1970, null if it has none). Payloads are read at the end, 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -56,6 +56,23 @@ def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidInput(f"{argument}= names a key twice: leave one out")
     return names
+
+
+class Where(TypedDict, total=False):
+    """The common arguments of all joins: the servers, and how to read the relationship table.
+
+    Attributes:
+        database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
+        broker: The broker, whose virtual host has the streams. None uses RELATUM_BROKER_URL. A join connects to it only
+            for payloads, times without a key, and ends of streams. Without a broker the virtual host is `/`.
+        partitions: Maximum tasks that read the table concurrently, 1 to 10,000. None means 8.
+        snapshot: The state of the table to read; the action must run inside its block.
+    """
+
+    database: str | None
+    broker: GivenBroker
+    partitions: int | None
+    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import psycopg
@@ -29,9 +29,6 @@ from relatum.reading import Broker, StreamReader
 from relatum.store.address import parse_database
 from relatum.store.catalog import key_definitions
 from relatum.store.database import as_engine, transaction
-
-if TYPE_CHECKING:
-    from relatum_spark._table import Snapshot
 
 BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
 STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
@@ -93,23 +90,6 @@ _IGNORED_OPTIONS: Final = frozenset(
 
 GivenBroker: TypeAlias = str | Broker | None
 """A broker's URL, a `Broker`, or None for the environment's broker."""
-
-
-class Where(TypedDict, total=False):
-    """The common arguments of all joins: the servers, and how to read the relationship table.
-
-    Attributes:
-        database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
-        broker: The broker, whose virtual host has the streams. None uses RELATUM_BROKER_URL. A join connects to it only
-            for payloads, times without a key, and ends of streams. Without a broker the virtual host is `/`.
-        partitions: Maximum tasks that read the table concurrently, 1 to 10,000. None means 8.
-        snapshot: The state of the table to read; the action must run inside its block.
-    """
-
-    database: str | None
-    broker: GivenBroker
-    partitions: int | None
-    snapshot: "Snapshot | None"
 
 
 def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
