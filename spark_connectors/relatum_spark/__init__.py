@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from relatum_spark._format import register
     from relatum_spark._joins import as_of, related_pairs, unmatched
     from relatum_spark._resolve import resolve
+    from relatum_spark._servers import jdbc_jar
     from relatum_spark._sides import Where
     from relatum_spark._table import Snapshot, catalog, relationships, snapshot
-    from relatum_spark._where import jdbc_jar
 
 __all__ = [
     "Enrichment",
@@ -52,9 +52,9 @@ _NAMES_BY_MODULE: Final = {
     "_format": ("register",),
     "_joins": ("as_of", "related_pairs", "unmatched"),
     "_resolve": ("resolve",),
+    "_servers": ("jdbc_jar",),
     "_sides": ("Where",),
     "_table": ("Snapshot", "catalog", "relationships", "snapshot"),
-    "_where": ("jdbc_jar",),
 }
 """The public names by module. A module is imported at the first use of one of its names: pyspark takes a second."""
 

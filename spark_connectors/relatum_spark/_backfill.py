@@ -26,7 +26,7 @@ from relatum.recording.filler import Filler, RateLimit
 from relatum.recording.ranges import Segment
 from relatum.recording.verifying import meant_streams
 from relatum.store.database import IDLE_S, as_engine
-from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
+from relatum_spark._servers import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
 """Maximum offsets in a slice: a few seconds of work, so that a retry repeats little and all slots end together."""

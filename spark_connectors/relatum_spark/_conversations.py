@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from relatum.common.checks import checked_count
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import InvalidInput
+from relatum_spark._servers import names_of
 from relatum_spark._sides import GivenKeys, Inputs, Where, keys_of
-from relatum_spark._where import names_of
 
 ROUNDS_MAX: Final = 100
 """Maximum rounds of joining edges. The rounds grow with the logarithm of the longest chain: 14 for 1,000 messages."""

@@ -29,8 +29,8 @@ from relatum_consumer import Status
 from relatum_spark._columns import check_added_columns, schema, struct_of
 from relatum_spark._decisions import Decisions
 from relatum_spark._resolve import resolve
+from relatum_spark._servers import GivenBroker, broker_of, database_url, definitions_in, names_of, span_us
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_in, names_of, span_us
 
 How: TypeAlias = Literal["left", "inner"]
 

@@ -39,7 +39,7 @@ from relatum_spark._reading import (
     report_lost_range,
     slices,
 )
-from relatum_spark._where import definitions_of, freeze_gc
+from relatum_spark._servers import definitions_of, freeze_gc
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow

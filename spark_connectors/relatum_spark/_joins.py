@@ -12,9 +12,9 @@ from relatum.common.checks import checked_choice
 from relatum.errors import InvalidInput
 from relatum_consumer import Status
 from relatum_spark._columns import PLACE
+from relatum_spark._servers import span_us
 from relatum_spark._sides import GivenKeys, GivenSide, Inputs, Side, Where, key_columns, keys_of, prefixed, side_of
 from relatum_spark._table import status_of_missing
-from relatum_spark._where import span_us
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 

@@ -11,7 +11,7 @@ from relatum.common.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.errors import InvalidInput
 from relatum.reading import Broker
 from relatum_spark._sequence import EPOCH_MAX, check_names
-from relatum_spark._where import TIMEOUT_S, broker_of, database_url
+from relatum_spark._servers import TIMEOUT_S, broker_of, database_url
 
 EARLIEST: Final = -2
 """The first retained message, in JSON as for Spark's Kafka source."""

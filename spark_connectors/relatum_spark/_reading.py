@@ -30,7 +30,7 @@ from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableR
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
-from relatum_spark._where import open_reader
+from relatum_spark._servers import open_reader
 
 _log: Final = logging.getLogger("relatum.spark")
 

@@ -22,7 +22,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
 from relatum_spark._columns import PLACE, ColumnBuilder, batch_of, check_added_columns, schema
 from relatum_spark._options import BYTES_MAX, ROWS_MAX
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
+from relatum_spark._servers import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 STRETCH_BITS: Final = 14
 """Offsets that differ only in their lowest 14 bits go to the same task. A jump to the next stretch costs about as

@@ -21,8 +21,8 @@ from relatum_spark._columns import PLACE, schema
 from relatum_spark._format import BatchReader
 from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
+from relatum_spark._servers import BROKER_VARIABLE, GivenBroker, broker_of, in_tasks, names_of, open_reader
 from relatum_spark._table import PARTITIONS_MAX, Snapshot, connected, database_of, relationships
-from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, in_tasks, names_of, open_reader
 
 GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 """A stream, a super stream (its partitions), several of them, or a frame with `stream` and `offset` columns."""

@@ -29,7 +29,7 @@ from relatum_spark._options import SinkOptions, parse_sink_options
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._reading import StreamQueries
 from relatum_spark._sequence import Numbering, reference_of
-from relatum_spark._where import definitions_of
+from relatum_spark._servers import definitions_of
 
 _log: Final = logging.getLogger("relatum.spark")
 

@@ -25,7 +25,7 @@ from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import evidence
 from relatum_consumer.lookups.servers import Servers
-from relatum_spark._where import database_url, definitions_in, jdbc_options, names_of, open_reader, require_driver
+from relatum_spark._servers import database_url, definitions_in, jdbc_options, names_of, open_reader, require_driver
 
 COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 

@@ -240,7 +240,7 @@ def test_what_is_not_there_is_named(spark: SparkSession, skewed: str, monkeypatc
     for options, error in wrong:
         with pytest.raises(error):
             relatum_spark.relationships(spark, database=skewed, **options)
-    monkeypatch.setattr("relatum_spark._where.DRIVER", "com.example.NoDriver")
+    monkeypatch.setattr("relatum_spark._servers.DRIVER", "com.example.NoDriver")
     for call in (relatum_spark.relationships, relatum_spark.catalog):
         with pytest.raises(ConfigurationError) as said:
             call(spark, database="postgresql://u:s3cr3t@127.0.0.1:9/d")
