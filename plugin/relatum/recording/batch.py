@@ -102,9 +102,8 @@ class Batch:
         self.time_offsets: list[int] = []
         self._last: Message | None = None
         self.lines: list[str] = []
-        """The rows in COPY's text format, many lines per string."""
+        """The rows in COPY's text format."""
         self.line_bytes = 0
-        self.rows = 0
         self.messages = 0
         self.receipts: list[tuple[str, int]] = []
         self.skips: dict[tuple[int, int, str], int] = {}
@@ -132,10 +131,8 @@ class Batch:
             self._add(lines, offset, self._extractor.from_record(raw, chunk_ms))
         # PostgreSQL waits while a commit sorts its lines, which takes less time if pieces are sorted.
         lines.sort()
-        text = "".join(lines)
-        self.lines.append(text)
-        self.line_bytes += len(text)
-        self.rows += len(lines)
+        self.lines += lines
+        self.line_bytes += sum(map(len, lines))
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
         self.newest_at = time.time() if chunk_ms is None else chunk_ms / 1000

@@ -51,7 +51,7 @@ def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> Abstr
             "messaging.operation.name": name,
             "messaging.operation.type": "process",
             "messaging.batch.message_count": sum(batch.messages for batch in batches),
-            "relatum.rows": sum(batch.rows for batch in batches),
+            "relatum.rows": sum(len(batch.lines) for batch in batches),
             "relatum.stream_count": len(named),
             "db.system.name": "postgresql",
             "db.operation.name": "COPY",

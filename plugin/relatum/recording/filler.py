@@ -323,7 +323,7 @@ class Filler:
         work.skip_to(to_offset)
         self._open_next_part()
         if self._on_commit is not None:
-            self._on_commit(batch.messages, batch.rows, to_offset)
+            self._on_commit(batch.messages, len(batch.lines), to_offset)
 
     def _open_next_part(self) -> None:
         """Open the table's next part when necessary: a back-fill writes fast, and possibly no recorder runs."""

@@ -115,7 +115,7 @@ class Progress:
     def count(self, batch: Batch) -> None:
         """Count a committed batch."""
         self.messages += batch.messages
-        self.rows += batch.rows
+        self.rows += len(batch.lines)
         for (_, _, reason), count in batch.skips.items():
             self.skipped[reason] += count
 

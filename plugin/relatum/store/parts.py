@@ -95,12 +95,9 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     The rows are sorted by key and value, so that PostgreSQL visits each page of the index once. With unsorted rows, it
     would read and write pages that do not fit into its memory again and again.
 
-    `lines`: Texts of one or more lines in COPY's text format: key id, value, stream id, time and offset.
+    `lines`: Rows in COPY's text format: key id, value, stream id, time and offset.
     """
-    rows = "".join(lines).split("\n")
-    # The empty text after the last newline sorts first.
-    rows.sort()
-    data = "\n".join(rows[1:]).encode()
+    data = "".join(sorted(lines)).encode()
     if not data:
         return
     part = connection.execute(_OPEN_PART).scalar_one()
