@@ -49,10 +49,10 @@ FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: a page for each subsystem, and the decisions in order, superseded ones last."""
+    """Complete the navigation: a page for each subsystem, and the decisions in order, former ones last."""
     generated: dict[str, list[Any]] = {
         "Python": [{subsystem: f"reference/{subsystem}.md"} for subsystem in SUBSYSTEMS],
-        "Decisions": [*_decisions(live=True), {"Superseded": _decisions(live=False)}],
+        "Decisions": [f"adr/{page.name}" for page in sorted((ROOT / "docs" / "adr").glob("*.md"))],
     }
     for entry in config.nav or []:
         for pages in entry.values() if isinstance(entry, dict) else ():
@@ -94,12 +94,6 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if fetched := FETCHED.findall(output):
         raise PluginError(f"{page.file.src_uri} loads from another host; add the file: {', '.join(fetched)}")
     return output
-
-
-def _decisions(*, live: bool) -> list[str]:
-    """Return the pages of decisions that are in force, or of the others."""
-    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
-    return [f"adr/{page.name}" for page in pages if ("\nStatus: accepted" in page.read_text()) == live]
 
 
 def _target(page_path: str, link: str) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
 All waits of one `Relations` share one index query, which runs at an adaptive pace. It only selects the waits that
 should probe; each of these then probes by itself, as a lookup does. So the query may select too many waits, and it may
-miss some, because each wait probes once more at its timeout. See docs/adr/0026.
+miss some, because each wait probes once more at its timeout. See docs/adr/0048.
 
 A wait ends like any lookup, with a proof if nothing was found. The proof queries the broker for the streams' ends: this
 takes a few milliseconds, and longer with large bodies. `GRACE_S` after the timeout the answer is `unproven`.

@@ -390,7 +390,7 @@ CREATE TABLE relatum.context_moves (
   aborting boolean NOT NULL DEFAULT false,
   attempt integer NOT NULL DEFAULT 1,
   contexts integer NOT NULL,
-  -- 0 while it waits before its fence (docs/adr/0051): a fence published then has no effect, and is not stored.
+  -- 0 while it waits before its fence (docs/adr/0011): a fence published then has no effect, and is not stored.
   fence_epoch bigint NOT NULL,
   -- The contexts' epoch after the move: that of the fence, or a later one if it was aborted.
   epoch bigint NOT NULL,

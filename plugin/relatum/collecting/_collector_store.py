@@ -178,7 +178,7 @@ class CollectorStore(CollectorMembers):
                 raise
             places = ", ".join(str(message.place) for message in non_ascii[:10])
             extra = {"places": places, "messages": len(non_ascii)}
-            logger.warning("using places as ids of messages whose ids the database refuses: %s", refused, extra=extra)
+            logger.warning("stream and offset replace ids that the database cannot store: %s", refused, extra=extra)
         for message in non_ascii:
             message._note(message_id=id_of_place(message.place))
         return self._add(member, messages, advance)
@@ -211,8 +211,8 @@ class CollectorStore(CollectorMembers):
             at, has_source, added = rows[0]
             if not has_source:
                 raise Conflict(
-                    f"the position of {stream!r} in {self.name!r} is not {advance and advance.from_offset}, or another "
-                    "member follows the stream or has executors for types that this one lacks; nothing was written"
+                    f"nothing of {stream!r} was written for {self.name!r}: another member follows the stream or has "
+                    f"executors for types that this one lacks, or the position is not {advance and advance.from_offset}"
                 )
             if added == len(of_stream):
                 owned.update(message.place for message in of_stream)

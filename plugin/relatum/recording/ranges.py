@@ -2,7 +2,7 @@
 
 If the table and the stream differ, the stream is right. So repairs, lost tails, and offsets that release 0.4 recorded
 over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into a gap, which a filler or the recorder
-closes. See docs/adr/0050.
+closes. See docs/adr/0002.
 """
 
 from collections import deque

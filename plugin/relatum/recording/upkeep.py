@@ -174,7 +174,7 @@ class Membership:
         try:
             await self._loop.ask(self._leave, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - the lease expires by itself
-            logger.info("cannot release the streams before the lease expires: %s", ended(error))
+            logger.info("other recorders get the streams only when the lease expires: %s", ended(error))
         self._threads.shutdown()
 
     def _leave(self) -> None:

@@ -1,6 +1,6 @@
 """Many waits for rows to appear in the database, with one thread that queries for all of them.
 
-See docs/adr/0026 and docs/adr/0048.
+See docs/adr/0048.
 """
 
 import asyncio
