@@ -421,7 +421,7 @@ def cluster(cluster_version: str, _clusters: Any, tmp_path_factory: pytest.TempP
     """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
     server = newer_server() if cluster_version == "newer" else None
     if cluster_version not in _clusters:
-        # One at a time: nodes of 4.3 did not find each other beside a cluster of 3.10.
+        # One at a time: each takes half a gigabyte of memory.
         _close_clusters(_clusters)
         _clusters[cluster_version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
     started = _clusters[cluster_version]

@@ -23,7 +23,7 @@ from relatum.wire.frames import StreamPlaces
 from tests.support._streams import declare_stream, make_streams_survive, server_version
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import STREAM_OFFSET, Identity, free_port
-from tests.support.rabbitmq_tools import erl_call
+from tests.support.rabbitmq_tools import change_stopped, erl_call
 
 NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"
 """Environment variable that names the server script of a RabbitMQ 4 beside the one the other tests start."""
@@ -49,15 +49,7 @@ class ClusterNode(LocalRabbitMQ):
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET)
 
     def __init__(self, cluster: "Cluster", number: int) -> None:
-        # The first one creates the cluster, the others join it.
-        names = {
-            f"cluster_formation.classic_config.nodes.{each}": cluster.erlang_name(each) for each in {NODES[0], number}
-        }
-        super().__init__(
-            cluster.directory / f"r{number}",
-            configuration={"cluster_formation.peer_discovery_backend": "classic_config", **names},
-            start_timeout_s=START_S,
-        )
+        super().__init__(cluster.directory / f"r{number}", start_timeout_s=START_S)
         self._cluster = cluster
         self.number = number
 
@@ -135,9 +127,18 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            # One by one: RabbitMQ 4 looks for the others through helper nodes, which would block each other.
             for node in self.nodes.values():
-                node.start()
+                node.launch()
+            for node in self.nodes.values():
+                node.await_answer()
+            # The peer discovery of RabbitMQ 4 finds nodes only through an epmd.
+            joining = f"'{self.erlang_name(NODES[0])}', disc"
+            for number in NODES[1:]:
+                change_stopped(
+                    self.nodes[number].eval,
+                    f"ok = try rabbit_db_cluster:join({joining})"
+                    f" catch error:undef -> rabbit_mnesia:join_cluster({joining}) end",
+                )
             self.await_whole()
             for node in self.nodes.values():
                 make_streams_survive(node)
