@@ -101,11 +101,10 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     # The empty text after the last newline sorts first.
     rows.sort()
     data = "\n".join(rows[1:]).encode()
-    if not data:
-        return
-    part = connection.execute(_OPEN_PART).scalar_one()
-    # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
-    copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
+    if data:
+        part = connection.execute(_OPEN_PART).scalar_one()
+        # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
+        copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
 
 
 def table_parts_of(connection: sa.Connection) -> list[Part]:
