@@ -100,8 +100,7 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     rows = "".join(lines).split("\n")
     # The empty text after the last newline sorts first.
     rows.sort()
-    data = "\n".join(rows[1:]).encode()
-    if data:
+    if data := "\n".join(rows[1:]).encode():
         part = connection.execute(_OPEN_PART).scalar_one()
         # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
         copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)

@@ -32,8 +32,7 @@ def copy_number(value: int | None) -> str:
 
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
     """Write lines in COPY's text format, each with its newline, in the connection's transaction."""
-    data = "".join(lines).encode()
-    if data:
+    if data := "".join(lines).encode():
         copy_into(connection, f"relatum.{table} {_COLUMNS[table]}", data)
 
 
