@@ -51,7 +51,7 @@ test_system := rabbitmq $(if $(browser),chromium) $(if $(spark),java) \
 on_wheel := PYTHONPATH=$(CURDIR)/.venv/wheel $(bin)/python
 
 # These test what differs between RabbitMQ 4 and 3.10.
-ON_4 := contract/test_reading.py contract/test_following.py \
+ON_4 := cluster contract/test_reading.py contract/test_following.py \
   $(addprefix integration/test_,recorder.py relations.py receipts.py groups.py contexts.py)
 
 export TMPDIR := $(CURDIR)/.venv/tmp

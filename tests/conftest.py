@@ -31,7 +31,7 @@ from relatum.superstreams import Layout
 from relatum_migrations import upgrade
 from tests.support import READERS, START_S, in_a_loop, make_streams_survive, new_streams, server_version, unique_name
 from tests.support.clock import Clock
-from tests.support.cluster import Cluster, newer_server
+from tests.support.cluster import Cluster
 from tests.support.databases import NEW, Databases, clear, new_database
 from tests.support.leases import LEASE_S
 from tests.support.loop_guard import blocked, install
@@ -397,37 +397,17 @@ def proxy(stream_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="session")
-def _clusters() -> Iterator[dict[str, Cluster]]:
-    clusters: dict[str, Cluster] = {}
-    yield clusters
-    _close_clusters(clusters)
-
-
-def _close_clusters(clusters: dict[str, Cluster]) -> None:
-    while clusters:
-        _, started = clusters.popitem()
-        started.close()
-        shutil.rmtree(started.directory, ignore_errors=True)
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with _directory(tmp_path_factory, "cluster") as directory, Cluster(directory) as started:
+        yield started
 
 
 @pytest.fixture
-def cluster_version(request: pytest.FixtureRequest) -> str:
-    """Which RabbitMQ runs on the three nodes; `on_each_cluster` asks for two, one after the other."""
-    return getattr(request, "param", "installed")
-
-
-@pytest.fixture
-def cluster(cluster_version: str, _clusters: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     """Three nodes, whole when the test begins, and healed when it ends. See `tests.support.cluster`."""
-    server = newer_server() if cluster_version == "newer" else None
-    if cluster_version not in _clusters:
-        # One at a time: nodes of 4.3 did not find each other beside a cluster of 3.10.
-        _close_clusters(_clusters)
-        _clusters[cluster_version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
-    started = _clusters[cluster_version]
-    started.heal()
-    yield started
-    started.heal()
+    _cluster.heal()
+    yield _cluster
+    _cluster.heal()
 
 
 @pytest.fixture(scope="session")

@@ -33,11 +33,9 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.cluster import NODES, Cluster, on_each_cluster
+from tests.support.cluster import NODES, Cluster
 from tests.support.publishing import Load
 from tests.support.relations import open_relations
-
-pytestmark = on_each_cluster
 
 SHARED = 4
 """Messages that share a value."""

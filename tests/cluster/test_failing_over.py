@@ -23,7 +23,7 @@ from relatum.tapping import tap
 from relatum_consumer import Relations
 from tests.acceptance._stream_log import read_stream
 from tests.support import broker_connection, publish_plain, read_plain, rows_of, unique_name, wait_until
-from tests.support.cluster import NODES, SETTLE_S, Cluster, on_each_cluster
+from tests.support.cluster import NODES, SETTLE_S, Cluster
 from tests.support.databases import Databases
 from tests.support.threads import beside
 
@@ -129,7 +129,6 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr("relatum.reading._connecting._used", {})
 
 
-@on_each_cluster
 def test_recorders_go_on_elsewhere(cluster: Cluster, publishers: list[Publisher], used: Any, forget: Any) -> None:
     """Whatever happens to their node, a component that continues at another logs it once, and stays there."""
     of_the_killed, late, of_the_frozen = publishers
@@ -158,7 +157,6 @@ def test_recorders_go_on_elsewhere(cluster: Cluster, publishers: list[Publisher]
         each.verify()
 
 
-@on_each_cluster
 def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, database_url: str) -> None:
     """Queues get the message while the copy's one node is down, its confirm comes once that is back."""
     exchange, other = unique_name("lone"), unique_name("whole")
@@ -184,7 +182,6 @@ def test_confirms_wait_for_the_stream_and_messages_do_not(cluster: Cluster, data
             wait_until(publishing.done, 300.0, what="the confirm")
 
 
-@on_each_cluster
 async def test_no_confirmed_message_is_lost_when_leaders_change(cluster: Cluster) -> None:
     """If each stream has a channel of its own, which RabbitMQ before 4.0 needs: see docs/operations.md."""
     streams = [unique_name(), unique_name()]

@@ -23,7 +23,7 @@ from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, ag
 from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout
 from tests.support import publish_plain, recording, rows_of, unique_name, wait_until
-from tests.support.cluster import Cluster, on_each_cluster
+from tests.support.cluster import Cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
 from tests.support.following import Owner
 from tests.support.routing import confirming
@@ -38,7 +38,6 @@ def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         yield make
 
 
-@on_each_cluster
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_replica_that_lags_is_no_other_stream(
     cluster: Cluster, engine: sa.Engine, face: Any, joins: bool, caplog: pytest.LogCaptureFixture
@@ -195,7 +194,6 @@ def bed(cluster: Cluster, engine: sa.Engine) -> Iterator[SerialBed]:
         yield SerialBed(cluster.amqp_url(1), engine, Layout.of(name, [(f"{name}-0", "0")]), channel)
 
 
-@on_each_cluster
 def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, bed: SerialBed, database_url: str) -> None:
     """What was consumed is not delivered again by a member that reads from a node that has not got it yet."""
     bed.publish(0, "a", *(str(number) for number in range(20)))
@@ -216,7 +214,6 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, bed: SerialBed
         assert second.next_batch(0.5) is None
 
 
-@on_each_cluster
 def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluster, bed: SerialBed) -> None:
     """A message behind a fence is a stray by its leader's word, whatever the replica has."""
     bed.publish(0, "a", "first")

@@ -17,6 +17,7 @@ from relatum.collecting import Bulk, ExecutorOptions
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store.database import as_engine
+from relatum.store.rows import copy_into
 from relatum.store.translation import translated_errors
 from relatum.superstreams import Layout
 from relatum_consumer import AsyncRelations, Relations
@@ -27,6 +28,7 @@ from tests.support.commits import written
 from tests.support.pgbouncer import holds_statements, pgbouncer
 from tests.support.place import Place
 from tests.support.serial_consuming import serial_bed
+from tests.support.threads import beside
 
 PARTITIONS = 2
 
@@ -159,6 +161,30 @@ def test_a_callers_engine_that_prepares_is_told_what_to_do(pooled_url: str) -> N
             for _ in range(20):
                 connection.execute(sa.text("SELECT :number + 1"), {"number": 1})
         theirs.dispose()
+
+
+@pytest.mark.parametrize("held_by", ["LOCK TABLE copied", "SELECT pg_advisory_xact_lock(1)"], ids=["begins", "ends"])
+def test_a_session_that_ends_during_a_copy_is_unavailability(pooled_url: str, database_url: str, held_by: str) -> None:
+    """PostgreSQL ends the session of a COPY that begins, or whose rows are written: the pooler adds its own error."""
+    with (
+        psycopg.connect(database_url, autocommit=True) as other,
+        psycopg.connect(database_url) as holder,
+        as_engine(pooled_url) as engine,
+    ):
+        other.execute("CREATE TABLE copied (number integer, waited text DEFAULT pg_advisory_xact_lock(1)::text)")
+        holder.execute(held_by.encode())
+
+        def end() -> bool:
+            waiting = "pg_stat_activity WHERE query LIKE 'COPY copied%' AND wait_event_type = 'Lock'"
+            return bool(other.execute(f"SELECT pg_terminate_backend(pid, 5000) FROM {waiting}".encode()).fetchall())
+
+        with (
+            beside(lambda: wait_until(end, what="a COPY that waits")),
+            pytest.raises(DatabaseUnavailable),
+            translated_errors(),
+            engine.begin() as connection,
+        ):
+            copy_into(connection, "copied (number)", b"1\n")
 
 
 def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path: Path) -> None:

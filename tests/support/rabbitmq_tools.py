@@ -1,6 +1,8 @@
 """RabbitMQ's own tools, run on a private broker."""
 
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from relatum.local import LocalRabbitMQ
@@ -41,12 +43,17 @@ def erl_call(address: str, home: Path, expression: str) -> str:
 
 def renew(server: LocalRabbitMQ) -> None:
     """Make a running broker as it was when it first started, which takes a sixth of what a start takes."""
-    # It answers before its start has ended; a second start then gets "ok", and nothing is started.
-    wait_until(lambda: evaluate(server, "whereis(rabbit_boot)") == "undefined", what="the end of its start")
-    evaluate(
-        server,
+    change_stopped(
+        partial(evaluate, server),
         # For RabbitMQ 3.12 and later, and for earlier versions.
-        "ok = rabbit:stop(), ok = try rabbit_db:reset() catch error:undef -> rabbit_mnesia:reset() end,"
-        " application:set_env(rabbit, trace_vhosts, []), ok = rabbit:start()",
+        "ok = try rabbit_db:reset() catch error:undef -> rabbit_mnesia:reset() end,"
+        " application:set_env(rabbit, trace_vhosts, [])",
     )
     wait_until(server._answers, what="an answer")
+
+
+def change_stopped(evaluate: Callable[[str], str], change: str) -> None:
+    """Stop a running broker, evaluate a change, and start it again."""
+    # It answers before its start has ended; a second start then gets "ok", and nothing is started.
+    wait_until(lambda: evaluate("whereis(rabbit_boot)") == "undefined", what="the end of its start")
+    evaluate(f"ok = rabbit:stop(), {change}, ok = rabbit:start()")

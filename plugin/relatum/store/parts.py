@@ -97,12 +97,10 @@ def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
 
     `lines`: Rows in COPY's text format: key id, value, stream id, time and offset.
     """
-    data = "".join(sorted(lines)).encode()
-    if not data:
-        return
-    part = connection.execute(_OPEN_PART).scalar_one()
-    # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
-    copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
+    if data := "".join(sorted(lines)).encode():
+        part = connection.execute(_OPEN_PART).scalar_one()
+        # Not into the parent table: a session that drops another part waits for all sessions that lock the parent.
+        copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
 
 
 def table_parts_of(connection: sa.Connection) -> list[Part]:

@@ -1,8 +1,9 @@
 """Writes many rows by COPY, three times as fast as executemany, and arrays as text."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
+import psycopg
 import sqlalchemy as sa
 
 from relatum.common.ids import Position
@@ -30,21 +31,22 @@ def copy_number(value: int | None) -> str:
 
 
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
-    """Write lines of COPY's text format into a table, in the connection's transaction.
-
-    `lines`: Each ends with a newline; its values are escaped by `copy_text`.
-    """
-    data = "".join(lines).encode()
-    if data:
+    """Write lines in COPY's text format, each with its newline, in the connection's transaction."""
+    if data := "".join(lines).encode():
         copy_into(connection, f"relatum.{table} {_COLUMNS[table]}", data)
 
 
 def copy_into(connection: sa.Connection, target: str, data: bytes) -> None:
     """COPY data into a table; `target` is the table with its columns."""
-    driver = connection.connection.driver_connection
-    assert driver is not None, "the transaction is open"
-    with driver.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN") as copy:
-        copy.write(data)
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN") as copy:
+            copy.write(data)
+    except (psycopg.ProgrammingError, ValueError) as error:
+        if not driver.closed:
+            raise
+        # A pooler adds an error to that of the server that ends the session. psycopg expects a single result.
+        raise psycopg.OperationalError("the session ended during a COPY") from error
 
 
 _COUNT_SKIPS: Final = sql("""
