@@ -332,7 +332,9 @@ class Scanner:
             source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id}
             source["key_id"] = self._view.key_id
             states = self._states(row[0] for row in touched)
-            ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, states | window | source)
+            wanted = states | window | source
+            # It may wait for a repair, and must then see what that has changed.
+            ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, wanted, in_transaction=True)
             if not exists:
                 name = self._consumer.name
                 raise NotFound(f"the group consumer {name!r} was deleted: start its members again to create it")
