@@ -89,7 +89,7 @@ class Database:
             None (default): twice `pool_size`, with a wait of half a minute.
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
-            suspended. None (default): never.
+            suspended. None (default): as the database is set.
         writes: If the URL lists several hosts and does not set `target_session_attrs`: True connects only to a host
             that accepts writes, False (default) only to the primary. Statements that reached a primary and a lagging
             standby by turns would prove that messages are absent which exist.
