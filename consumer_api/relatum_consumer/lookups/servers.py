@@ -101,12 +101,7 @@ class Health:
 class Servers:
     """Sends requests to PostgreSQL and the broker. Thread-safe. `timeout_s` limits a statement or a shared request."""
 
-    def __init__(
-        self,
-        rows: Callable[..., list[Any]],
-        reader: StreamReader,
-        timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, rows: Callable[..., list[Any]], reader: StreamReader, timeout_s: float = 10.0) -> None:
         self.timeout_s = timeout_s
         self._rows = rows
         self._reader = reader

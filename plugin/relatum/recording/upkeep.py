@@ -58,7 +58,7 @@ class Renewal(NamedTuple):
 
     share: Share
     key_ids: tuple[int, ...]
-    present: Mapping[int, StreamRow]
+    rows: Mapping[int, StreamRow]
 
 
 class Membership:
@@ -98,8 +98,7 @@ class Membership:
         """Renew the lease; start the streams that this member holds now, and stop the others."""
         begun_at = time.monotonic()
         self._reach.look()
-        rows = [each.row for each in self._group.streams() if each.row is not None]
-        wanted = {row.stream_id: (row.vhost, row.name) for row in rows}
+        wanted = {row.stream_id: (row.vhost, row.name) for each in self._group.streams() if (row := each.row)}
         released, self._released = self._released, set()
         try:
             with self._group.outages.asking(Server.DATABASE):
@@ -119,7 +118,7 @@ class Membership:
         return max(0.0, begun_at + self._member.renewal_s - time.monotonic())
 
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
-        share, row = found.share, found.present.get(stream_id)
+        share, row = found.share, found.rows.get(stream_id)
         if row is None or self._group.broker.is_other(row.broker_id) or stream_id in share.missing:
             # It may also be a row that another member has assigned to another broker.
             stream.give_up()
@@ -149,12 +148,11 @@ class Membership:
             self._member.release(connection, released)
             # A standby that was promoted without the last commits may have given a row's id to another stream.
             found = present_streams(connection, wanted).items()
-            present = {stream_id: row for stream_id, row in found if (row.vhost, row.name) == wanted[stream_id]}
+            rows = {stream_id: row for stream_id, row in found if (row.vhost, row.name) == wanted[stream_id]}
             # While it is cut off, this member keeps following streams that no other member takes.
-            takes, leased = self._reach.may_take, not self._reach.is_cut_off
-            share = self._member.beat(connection, present, takes=takes, leased=leased)
+            share = self._member.beat(connection, rows, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             key_ids = tuple(key.key_id for key in key_definitions(connection))
-            return Renewal(share, key_ids, present)
+            return Renewal(share, key_ids, rows)
 
     def _log(self, share: Share) -> None:
         """Log the numbers of streams that this and other members record, if they changed: they explain idle members."""

@@ -197,8 +197,7 @@ class Database:
         - `statement`: A constant made by `sql`, so that it is compiled once.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
-        - `in_transaction`: Run at READ COMMITTED, so that the statement sees what was committed while it waited for a
-          table's lock. Default: False, at the database's default level, with fewer round trips.
+        - `in_transaction`: Run at READ COMMITTED, to see what was committed during a wait for a lock. Default: False.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer, or is a standby in spite of `on_primary`.
