@@ -120,7 +120,6 @@ class Membership:
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
         share, row = found.share, found.rows.get(stream_id)
         if row is None or self._group.broker.is_other(row.broker_id) or stream_id in share.missing:
-            # It may also be a row that another member has assigned to another broker.
             stream.give_up()
             stream.drop_row()
         elif stream_id in share.held and stream_id not in self._released:
