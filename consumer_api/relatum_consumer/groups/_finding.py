@@ -330,8 +330,7 @@ class Scanner:
             stop = min(unscanned.stop, start + SCAN_OFFSETS)
             touched = self._view.between(stream, start, stop)
             window = {"from_offset": unscanned.grows, "expected": start, "to_offset": stop}
-            states = self._states(row[0] for row in touched)
-            wanted = states | window | source
+            wanted = window | source | self._states(row[0] for row in touched)
             # It may wait for a repair, and must then see what that has changed.
             ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, wanted, in_transaction=True)
             if not exists:

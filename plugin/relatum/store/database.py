@@ -203,11 +203,9 @@ class Database:
             DatabaseUnavailable: PostgreSQL does not answer, or is a standby in spite of `on_primary`.
             UsedAfterClose: the object was closed.
         """
-        if in_transaction:
-            return list(self.run(lambda connection: connection.execute(statement, parameters).all()))
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
-                connection = self._take_connection(autocommit=True)
+                connection = self._take_connection(autocommit=not in_transaction)
                 try:
                     return _fetch(connection, _text_of(statement), parameters, on_primary=on_primary)
                 except psycopg.Error as error:
@@ -290,7 +288,7 @@ def at_one_moment(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
 
 
 def _begin(driver: Any) -> None:
-    """Begin a transaction for SQLAlchemy, unless the caller has set `AUTOCOMMIT`."""
+    """Begin a transaction, unless each statement is its own."""
     if not driver.autocommit:
         driver.begin()
 
@@ -307,12 +305,15 @@ def _initialize(initialize: Callable[[sa.Connection], None], connection: sa.Conn
 
 
 def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any], *, on_primary: bool) -> Rows:
+    _begin(driver)
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
     # `cursor.description` would look up the type of each column.
     rows: Rows = cursor.fetchall() if result is not None and result.nfields else []
     if on_primary and rows and rows[0].is_standby:
         raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+    if not driver.autocommit:
+        driver.commit()
     return rows
 
 
