@@ -262,6 +262,20 @@ def test_what_only_another_replica_has_dropped_is_read_from_the_leader(has_repli
         assert owner.offsets("orders") == list(range(3, 101))
 
 
+def test_a_hole_ends_where_the_leader_begins() -> None:
+    """A replica that has dropped more than its leader makes the hole no larger, also if the leader dropped some."""
+    with (
+        OneChunk(50, 51) as leader,
+        OneChunk(100, 1, leader_port=leader.port) as node,
+        Owner(url_of(node), **QUICK) as owner,
+    ):
+        owner.follow("orders", start=3)
+        owner.wait_event("orders", Records)
+        [hole] = owner.of("orders", Hole)
+        assert (hole.from_offset, hole.to_offset) == (3, 50)
+        assert owner.offsets("orders") == list(range(50, 101))
+
+
 def test_what_a_replica_has_dropped_is_no_hole_while_its_leader_is_unreachable() -> None:
     """Each node applies retention on its own: only the leader shows what the stream has lost."""
     with OneChunk(100, 1, leader_port=1) as node, Owner(url_of(node), **QUICK) as owner:

@@ -283,6 +283,16 @@ def test_a_stream_is_set_back_by_its_leaders_word_alone(
     assert collecting.place.sql(sources) == [(2, None)]
 
 
+def test_a_stream_is_begun_by_its_leaders_word_alone(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the leader is unreachable, no message is passed over that another node has dropped."""
+    collecting.put("a", "b", "c")
+    monkeypatch.setattr(StreamReader, "bounds", lambda _reader, _stream: StreamBounds(2, 2))
+    consumer = Consumer()
+    with collecting.collector(consumer) as collector:
+        wait_status(collector, SUCCEEDED, "c")
+    assert consumer.bodies == ["a", "b", "c"]
+
+
 @pytest.mark.usefixtures("quick_rhythm")
 @pytest.mark.parametrize(
     "tamper",

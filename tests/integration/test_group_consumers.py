@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -17,7 +18,7 @@ from relatum import Broker, errors
 from relatum.common.waiting import within
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
-from relatum.recording import prune
+from relatum.recording import prune, repair
 from relatum.store.catalog import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Relations
 from relatum_consumer.groups import GroupConsumer, SharedGroup
@@ -173,6 +174,26 @@ def test_a_view_older_than_a_stream_ends_no_state(
     assert given(relations, None) == []
     assert given(relations, None) == []
     assert states(place) == {1: "done"}
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_group_that_is_repaired_during_a_scan_is_given(place: Place, level: str) -> None:
+    """A scan that waits for a repair does not count as scanned, whatever the database's default isolation level is."""
+    place.put_recorded(*whole_group(1, 3))
+    place.sql("DELETE FROM relatum.relationships WHERE value LIKE '%|2|%'")
+    place.sql(f'ALTER DATABASE "{place.engine.url.database}" SET default_transaction_isolation = "{level}"')
+    place.engine.dispose()
+    report = place.verify()
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with Relations(place.amqp, place.database) as relations, ThreadPoolExecutor(2) as pool:
+        with place.engine.begin() as holder:
+            holder.execute(sa.text("SELECT FROM relatum.table_parts FOR UPDATE"))
+            repaired = pool.submit(repair, report, place.database, dry_run=False)
+            wait_until(lambda: len(place.sql(waiting)) == 1, what="the repair has removed the rows")
+            first = pool.submit(given, relations, place.stream)
+            wait_until(lambda: len(place.sql(waiting)) == 2, what="the scan waits for the repair")
+        assert len(repaired.result(60)) == 1
+        assert first.result(60) + given(relations, place.stream) == ids(1)
 
 
 @pytest.mark.parametrize(("step", "is_found"), [("coverage_by_stream", False), ("scanned_of", True)])

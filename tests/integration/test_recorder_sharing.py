@@ -227,6 +227,27 @@ def test_two_that_both_believe_to_have_a_stream_write_each_row_once(place: Place
             members.publish()
 
 
+def test_a_stream_whose_id_another_stream_got_is_recorded_under_a_new_one(place: Place, names: list[str]) -> None:
+    """A standby that is promoted without a stream's row assigns the row's id again, also to another stream."""
+    one, other = names[:2]
+    for name in (one, other):
+        place.put(*[(b"", {KEY: f"{name} {n}"}) for n in range(3)], to=name)
+    with place.recording(one, keys=[KEY]):
+        place.wait_recorded(one)
+        [(stream_id,)] = place.sql("SELECT stream_id FROM relatum.streams WHERE name = :name", name=one)
+        with place.engine.begin() as connection:
+            for table in ("coverage", "relationships", "time_blocks", "checkpoints"):
+                connection.execute(sa.text(f"DELETE FROM relatum.{table} WHERE stream_id = {stream_id}"))
+            given_to = "UPDATE relatum.streams SET name = :name, lease_holder = NULL WHERE stream_id = :id"
+            connection.execute(sa.text(given_to), {"name": other, "id": stream_id})
+        with place.recording(other, keys=[KEY]):
+            place.wait_recorded(other)
+            place.wait_recorded(one)
+    for name in (one, other):
+        assert [value for _, value, _ in place.rows(name)] == [f"{name} {n}" for n in range(3)]
+    assert verify(place.amqp, place.database, [one, other]).ok
+
+
 def test_a_member_with_nothing_to_do_says_so_once(
     place: Place, names: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

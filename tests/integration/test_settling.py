@@ -63,8 +63,14 @@ def _write_one(engine: sa.Engine, tokens: Tokens, token: UUID) -> None:
         connection.execute(sa.insert(written), {"body": "a"})
 
 
-def test_only_the_end_of_a_transaction_that_others_write_in_may_not_stand_still(database_url: str) -> None:
+@pytest.mark.parametrize("default", ["0", "1s"])
+def test_only_the_end_of_a_transaction_that_others_write_in_may_not_stand_still(
+    engine: sa.Engine, database_url: str, default: str
+) -> None:
     """A transaction of the application has no limit of idle time until its last step, which locks out others."""
+    with engine.begin() as connection:
+        altered = f'ALTER DATABASE "{engine.url.database}" SET idle_in_transaction_session_timeout = "{default}"'
+        connection.execute(sa.text(altered))
     limit = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
     engine, tokens, seen = make_engine(database_url, idle_s=2.0), Tokens(), []
 

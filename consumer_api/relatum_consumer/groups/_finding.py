@@ -325,14 +325,14 @@ class Scanner:
 
     def _scan(self, stream: str, unscanned: UnscannedRange) -> bool:
         """Scan a range, window after window. Returns False if another member was first; raises `NotFound`."""
+        source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id, "key_id": self._view.key_id}
         for start in range(unscanned.start, unscanned.stop, SCAN_OFFSETS):
             stop = min(unscanned.stop, start + SCAN_OFFSETS)
             touched = self._view.between(stream, start, stop)
             window = {"from_offset": unscanned.grows, "expected": start, "to_offset": stop}
-            source = {"stream_id": unscanned.stream_id, "coverage_id": unscanned.coverage_id}
-            source["key_id"] = self._view.key_id
-            states = self._states(row[0] for row in touched)
-            ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, states | window | source)
+            wanted = window | source | self._states(row[0] for row in touched)
+            # It may wait for a repair, and must then see what that has changed.
+            ((stored, exists),) = self._catalog.servers.rows(STORE_WINDOW, wanted, in_transaction=True)
             if not exists:
                 name = self._consumer.name
                 raise NotFound(f"the group consumer {name!r} was deleted: start its members again to create it")

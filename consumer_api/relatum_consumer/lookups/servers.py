@@ -101,12 +101,7 @@ class Health:
 class Servers:
     """Sends requests to PostgreSQL and the broker. Thread-safe. `timeout_s` limits a statement or a shared request."""
 
-    def __init__(
-        self,
-        rows: Callable[[Any, Mapping[str, Any]], list[Any]],
-        reader: StreamReader,
-        timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, rows: Callable[..., list[Any]], reader: StreamReader, timeout_s: float = 10.0) -> None:
         self.timeout_s = timeout_s
         self._rows = rows
         self._reader = reader
@@ -135,11 +130,11 @@ class Servers:
     def _check_database(self) -> None:
         self.rows(KEYS_IN_FORCE, {})
 
-    @_logged(lambda statement, _: " ".join(str(statement).split()))
-    def rows(self, statement: Any, parameters: Mapping[str, Any]) -> list[Any]:
-        """Return the rows of a statement, as tuples."""
+    @_logged(lambda statement, *_, **__: " ".join(str(statement).split()))
+    def rows(self, statement: Any, parameters: Mapping[str, Any], **options: bool) -> list[Any]:
+        """Return the rows of a statement, as tuples; for `options` see `Database.rows`."""
         with within(self.timeout_s):
-            return self._rows(statement, parameters)
+            return self._rows(statement, parameters, **options)
 
     @_logged(lambda ids, chunks=None: _names({where.stream for where in ids}))
     def read(self, ids: Sequence[MessageId], chunks: ChunkCache | None = None) -> list[Message | RelatumError]:

@@ -351,7 +351,8 @@ class CollectedStream:
         store, reader, start = self._shared.store, self._follower.reader, self._shared.streams.start
         if self._initial is None:
             bounds = reader.bounds(self.name)
-            first = start if isinstance(start, int) else bounds.first or 0
+            # Another node may have dropped messages that the leader retains.
+            first = start if isinstance(start, int) else (bounds.first if bounds.is_proven else None) or 0
             if start == "next":
                 # All messages of a stream that was missing at the start are new. An earlier end: it was declared again.
                 end = self._shared.streams.ends.get(self.name, first)

@@ -54,11 +54,11 @@ _RELEASE_HOLDER: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHE
 
 
 class Renewal(NamedTuple):
-    """The result of a renewal: the share, the keys in force, and the streams that this member holds."""
+    """The result of a renewal: the share, the keys in force, and the rows that still belong to the wanted streams."""
 
     share: Share
     key_ids: tuple[int, ...]
-    held: Mapping[int, StreamRow]
+    rows: Mapping[int, StreamRow]
 
 
 class Membership:
@@ -98,7 +98,7 @@ class Membership:
         """Renew the lease; start the streams that this member holds now, and stop the others."""
         begun_at = time.monotonic()
         self._reach.look()
-        wanted = {each.row.stream_id for each in self._group.streams() if each.row is not None}
+        wanted = {row.stream_id: (row.vhost, row.name) for each in self._group.streams() if (row := each.row)}
         released, self._released = self._released, set()
         try:
             with self._group.outages.asking(Server.DATABASE):
@@ -112,28 +112,26 @@ class Membership:
         if self._reach.may_take or self._reach.is_cut_off:
             self._log(found.share)
         for stream in self._group.streams():
-            if stream.row is not None:
+            if stream.row is not None and stream.row.stream_id in wanted:
                 self._apply(stream, stream.row.stream_id, found)
         self._release_surplus(found.share.surplus)
         return max(0.0, begun_at + self._member.renewal_s - time.monotonic())
 
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
-        share = found.share
-        # Another member may have assigned the stream to another broker.
-        row = found.held.get(stream_id)
-        is_other_broker = row is not None and self._group.broker.is_other(row.broker_id)
-        # The next renewal releases the streams that were released during this one.
-        if row is not None and stream_id not in self._released and not is_other_broker:
+        share, row = found.share, found.rows.get(stream_id)
+        if row is None or self._group.broker.is_other(row.broker_id) or stream_id in share.missing:
+            stream.give_up()
+            stream.drop_row()
+        elif stream_id in share.held and stream_id not in self._released:
             stream.take()
             tail = stream.tail
             if tail is not None and (tail.row.key_ids, tail.row.with_time) != (found.key_ids, row.record_time):
                 stream.close()
-            return
-        stream.give_up()
-        if is_other_broker or stream_id in share.missing:
-            stream.drop_row()
-        elif stream_id in share.others:
-            stream.stand_by()
+        else:
+            # The next renewal releases the streams that were released during this one.
+            stream.give_up()
+            if stream_id in share.others:
+                stream.stand_by()
 
     def _release_surplus(self, surplus: int) -> None:
         surplus -= sum(stream.tail is not None and not stream.is_held for stream in self._group.streams())
@@ -141,18 +139,19 @@ class Membership:
         for stream in read[: max(0, surplus)]:
             stream.give_up()
 
-    def _renew_lease(self, wanted: Collection[int], released: Collection[int]) -> Renewal:
+    def _renew_lease(self, wanted: Mapping[int, tuple[str, str]], released: Collection[int]) -> Renewal:
         with transaction(self._engine) as connection:
             if not self._has_joined:
                 # A killed member with the same holder name may have held other streams.
                 connection.execute(_RELEASE_HOLDER, {"holder": self._member.holder})
             self._member.release(connection, released)
+            # A standby that was promoted without the last commits may have given a row's id to another stream.
+            found = present_streams(connection, wanted).items()
+            rows = {stream_id: row for stream_id, row in found if (row.vhost, row.name) == wanted[stream_id]}
             # While it is cut off, this member keeps following streams that no other member takes.
-            share = self._member.beat(connection, wanted, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
-            if not share.held:
-                return Renewal(share, (), {})
+            share = self._member.beat(connection, rows, takes=self._reach.may_take, leased=not self._reach.is_cut_off)
             key_ids = tuple(key.key_id for key in key_definitions(connection))
-            return Renewal(share, key_ids, present_streams(connection, share.held))
+            return Renewal(share, key_ids, rows)
 
     def _log(self, share: Share) -> None:
         """Log the numbers of streams that this and other members record, if they changed: they explain idle members."""

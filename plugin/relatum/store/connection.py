@@ -72,7 +72,7 @@ class TimedConnection(psycopg.Connection[Any]):
     Attributes:
         statement_s: Maximum seconds of a statement or a commit; None for no limit except the call's deadline.
         ending: The deadline of the component that uses the connection. Waits also end at it.
-        idle_s: Seconds after which the server ends an idle transaction; None for never.
+        idle_s: Seconds after which the server ends an idle transaction; 0 for never, None for the database's default.
         default_level: The isolation level of transactions without one of their own; None for the database's default. At
             a higher level, a statement after a wait for a lock would not see what the lock's holder committed.
         release: Returns the connection to its pool when `close` is called. None if the connection has no pool.
@@ -171,8 +171,8 @@ class TimedConnection(psycopg.Connection[Any]):
 
 
 def idle_limit(seconds: float) -> str:
-    """Return the statement that makes the server end the transaction after this many idle seconds."""
-    return f"SET LOCAL idle_in_transaction_session_timeout = {min(max(1, round(seconds * 1000)), 2**31 - 1)}"
+    """Return the statement that makes the server end the transaction after this many idle seconds; 0 for never."""
+    return f"SET LOCAL idle_in_transaction_session_timeout = {min(math.ceil(seconds * 1000), 2**31 - 1)}"
 
 
 def _cancel(pgconn: Any) -> None:

@@ -89,7 +89,7 @@ class Database:
             None (default): twice `pool_size`, with a wait of half a minute.
         statement_s: Maximum seconds of a statement. None: only the call's deadline (`relatum.common.waiting`).
         idle_s: Seconds after which the server ends an idle transaction and releases its locks, in case this process is
-            suspended. None (default): never.
+            suspended. None (default): as the database is set.
         writes: If the URL lists several hosts and does not set `target_session_attrs`: True connects only to a host
             that accepts writes, False (default) only to the primary. Statements that reached a primary and a lagging
             standby by turns would prove that messages are absent which exist.
@@ -190,12 +190,14 @@ class Database:
         *,
         once: bool = False,
         on_primary: bool = False,
+        in_transaction: bool = False,
     ) -> Rows:
         """Run a statement and return its rows as named tuples.
 
         - `statement`: A constant made by `sql`, so that it is compiled once.
         - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
         - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
+        - `in_transaction`: Run at READ COMMITTED, to see what was committed during a wait for a lock. Default: False.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer, or is a standby in spite of `on_primary`.
@@ -203,7 +205,7 @@ class Database:
         """
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
-                connection = self._take_connection(autocommit=True)
+                connection = self._take_connection(autocommit=not in_transaction)
                 try:
                     return _fetch(connection, _text_of(statement), parameters, on_primary=on_primary)
                 except psycopg.Error as error:
@@ -286,7 +288,7 @@ def at_one_moment(engine: sa.Engine) -> AbstractContextManager[sa.Connection]:
 
 
 def _begin(driver: Any) -> None:
-    """Begin a transaction for SQLAlchemy, unless the caller has set `AUTOCOMMIT`."""
+    """Begin a transaction, unless each statement is its own."""
     if not driver.autocommit:
         driver.begin()
 
@@ -303,12 +305,15 @@ def _initialize(initialize: Callable[[sa.Connection], None], connection: sa.Conn
 
 
 def _fetch(driver: TimedConnection, text: bytes, parameters: Mapping[str, Any], *, on_primary: bool) -> Rows:
+    _begin(driver)
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, parameters)
     result = cursor.pgresult
     # `cursor.description` would look up the type of each column.
     rows: Rows = cursor.fetchall() if result is not None and result.nfields else []
     if on_primary and rows and rows[0].is_standby:
         raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+    if not driver.autocommit:
+        driver.commit()
     return rows
 
 

@@ -169,7 +169,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
-        idle_s, driver.idle_s, driver.default_level = driver.idle_s, None, None
+        idle_s, driver.idle_s, driver.default_level = driver.idle_s, 0, None
         with connection.begin() as begun:
             with patient(connection, ONCE_STATEMENT_S):
                 yield connection

@@ -77,18 +77,18 @@ def is_outage(error: object) -> TypeGuard[RelatumError]:
 
 def _check_gap(reader: StreamReader, stream: str, gap: tuple[int, int], bounds: StreamBounds) -> None:
     """Raise an error unless the leader has no message in the gap, either: each node applies retention on its own."""
-    if bounds.holds(gap[0]):
-        # An iteration reads from the leader.
-        with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
-            if next(messages, None) is not None:
-                message = f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
-                raise StreamNotHere(message, stream=stream)
-    elif not bounds.is_proven:
+    if not (bounds.is_proven or bounds.holds(gap[0])):
         message = (
             f"It is unknown whether {stream!r} still has messages from offset {gap[0]} on: its leader is unreachable, "
             "and other nodes may have dropped more; the follower will query again."
         )
         raise StreamUnavailable(message, stream=stream)
+    if bounds.first is not None and bounds.first < gap[1]:
+        # An iteration reads from the leader.
+        with closing(reader.iterate(stream, gap[0], stop=gap[1])) as messages:
+            if next(messages, None) is not None:
+                message = f"The node has dropped messages of {stream!r} from offset {gap[0]} on, its leader has not."
+                raise StreamNotHere(message, stream=stream)
 
 
 class StreamFollower:
