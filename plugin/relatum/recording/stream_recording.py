@@ -17,7 +17,6 @@ from relatum.reading import RecordBatch
 from relatum.reading.following import Attached, CaughtUp, Failed, Hole, Records, Replaced
 from relatum.recording.batch import BATCH_BYTES_MAX, Batch
 from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
-from relatum.recording.extractor import Extractor
 from relatum.recording.statistics import Progress
 from relatum.recording.tails import Opened, add_missing_event, skip_hole, skip_unreadable
 from relatum.store.catalog import StreamRow
@@ -274,8 +273,7 @@ class OpenTail(Share):
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
         self.stream = stream
         self.opened = opened
-        extractor = Extractor(opened.definitions)
-        self._new_batch = partial(Batch, opened.tail.stream_id, extractor, with_time=opened.tail.with_time)
+        self._new_batch = partial(Batch, opened.tail.stream_id, opened.extractor, with_time=opened.tail.with_time)
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
         self.filling = self._new_batch()
         super().__init__(opened.tail, self.filling)
@@ -300,10 +298,8 @@ class OpenTail(Share):
 
     def is_full(self, busy: int) -> bool:
         """Return whether the batch must be committed before more is read; `busy` streams have something to commit."""
-        batch = self.filling
-        if batch.line_bytes < BATCH_BYTES_MIN:
-            return batch.is_full
-        return batch.is_full or batch.line_bytes >= BATCH_BYTES_MAX // max(1, busy)
+        bytes_max = max(BATCH_BYTES_MIN, BATCH_BYTES_MAX // max(1, busy))
+        return self.filling.is_full or self.filling.line_bytes >= bytes_max
 
     @property
     def is_over(self) -> bool:

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict, StreamUnavailable
-from relatum.keys import KeyDefinition
 from relatum.reading import Agreement, Position, StreamReader, agreement, bounds_of_known
+from relatum.recording.extractor import Extractor
 from relatum.recording.ranges import lock_ranges, position_before, uncover, widened
 from relatum.store.catalog import StreamRow, key_definitions, present_streams
 from relatum.store.coverage import (
@@ -46,7 +46,7 @@ class Opened:
 
     stream: StreamRow
     tail: CoverageRow
-    definitions: tuple[KeyDefinition, ...]
+    extractor: Extractor
     known: Position | None
 
 
@@ -63,8 +63,8 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         by_id = present_streams(connection, ids)
         ids = sorted(by_id)
         ranges = coverage_by_stream(connection, ids)
-        definitions = tuple(key_definitions(connection))
-        key_ids = tuple(sorted(key.key_id for key in definitions))
+        extractor = Extractor(key_definitions(connection))
+        key_ids = tuple(sorted(key.key_id for key in extractor.definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
         current = {
             stream_id: tail
@@ -80,7 +80,7 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         ]
         current |= {row.stream_id: row for row in add_ranges(connection, new)}
     # The last position of all ranges: the tail of a stream that was only back-filled has none.
-    return [Opened(by_id[id_], tail, definitions, last_position(ranges[id_])) for id_, tail in current.items()]
+    return [Opened(by_id[id_], tail, extractor, last_position(ranges[id_])) for id_, tail in current.items()]
 
 
 def set_tail(
