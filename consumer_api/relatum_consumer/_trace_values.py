@@ -36,7 +36,7 @@ class KeyGraph:
         self._namers: dict[int, list[int]] = defaultdict(list)
         for key_id, other in self._named.items():
             self._namers[other].append(key_id)
-        # It reads the values that a message itself has, not those of its body: without decoding the rest.
+        # Faster than the definitions. It would return values inside headers and bodies last.
         self._extractor = Extractor(definitions) if all(key.is_plain for key in definitions) else None
         self._search_keys = {key_id: self._search_keys_of(key_id) for key_id in self.definitions}
 
@@ -125,10 +125,10 @@ def rows_by_stream(names: int | None) -> sa.TextClause:
         CROSS JOIN LATERAL {rows} AS found""")
 
 
-def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:
+def parameters_of(vhost: str, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[str, Any]:
     """Return the parameters of both statements, except the time span."""
-    key_ids, texts = zip(*values, strict=True)
-    arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
+    key_ids, texts = [str(key_id) for key_id, _ in values], [text for _, text in values]
+    arrays = {"key_ids": array_text(key_ids), "values": array_text(texts)}
     return named(names) | {"vhost": vhost, "most": most} | arrays
 
 

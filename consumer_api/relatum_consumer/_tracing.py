@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.common.checks import checked_count
@@ -140,11 +139,9 @@ class _TraceRun:
         if cut > 0:
             rows = rows[:-cut]
             self.stops.append(Stop(StopReason.LIMIT, cut))
-        before, lost = len(self.visited), LostMessages()
-        self._read(rows, hop, known, lost)
+        lost = LostMessages()
+        found = sum(self._read(rows, hop, known, lost))
         self.lost.statuses |= lost.statuses
-        # Copies of the start do not count as found.
-        found = sum(1 for visit in islice(self.visited.values(), before, None) if visit.hops)
         outcome = Status.FOUND if found or cut > 0 or self.too_many.intersection(wanted) else lost.outcome
         required = self.required & self.searched_keys
         status = known.status(
@@ -208,23 +205,23 @@ class _TraceRun:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=in_time)
 
-    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> None:
-        """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
+    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> list[bool]:
+        """Read and check the messages of readable streams. Returns for each whether it is not a copy of the start."""
 
         def take(row: Row, message: Message) -> bool | None:
             values = self.key_graph.values_of(message)
             if not row.carries.issubset(values):
                 return None
-            hops = 0 if self.is_copy is not None and self.is_copy(message) else hop
-            self.visited[row.id] = _Visited(message, values, hops)
+            is_copy = self.is_copy is not None and self.is_copy(message)
+            self.visited[row.id] = _Visited(message, values, 0 if is_copy else hop)
             self.frontier += values
-            return True
+            return not is_copy
 
         refused = [each.stream for each in known.unreadable_streams]
         left_out = dict.fromkeys(known.gone, Status.DELETED) | dict.fromkeys(refused, Status.UNPROVEN)
         lost.statuses |= {row.id: left_out[row.id.stream] for row in rows if row.id.stream in left_out}
         readable = [row for row in rows if row.id.stream not in left_out]
-        verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
+        return verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
         known.check_present(self.catalog, self.names, self.searched_keys)
