@@ -9,9 +9,10 @@ from typing import Any, Final, overload
 
 from relatum.common.ids import MessageId
 from relatum.common.limits import INTEGER_MAX
-from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
+from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient, UndecodableMessage
 from relatum.membership import Anomaly, GroupPosition, GroupStatus, group_status, membership
-from relatum.reading import TIME_ONLY, Message, StreamBounds, time_of_record
+from relatum.reading import Message, StreamBounds
+from relatum.wire.amqp10 import find_head, pick
 from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.lookups.answering import first_retained
@@ -119,8 +120,8 @@ class GroupPage:
 READ_RETRIES: Final = 1
 """Retries on a new connection: the broker may close the connection while the caller handles the groups."""
 
-_HEADERS: Final = TIME_ONLY | {b"group_id": 3, b"group_sequence": 4, b"group_last": 5}
-_NOTHING: Final[list[Any]] = [None] * 6
+_HEADERS: Final = {b"group_id": 0, b"group_sequence": 1, b"group_last": 2, b"relatum_time": 3}
+_NOTHING: Final[list[Any]] = [None] * len(_HEADERS)
 
 _SKIP: Final = 'on_conflict="skip" skips such groups'
 
@@ -262,11 +263,21 @@ def check(row: Row, message: Message) -> None:
 
 def _matches(row: Row, message: Message) -> bool:
     """Whether four headers alone prove that a message matches its row; usually they do, which saves decoding it."""
-    if message.raw is None:
+    raw, found = message.raw, _NOTHING.copy()
+    if raw is None:
         return False
-    found = _NOTHING.copy()
-    time_us, _ = time_of_record(message.raw, message.chunk_ms, _HEADERS, found)
-    *_, group_id, sequence, last = found
+    try:
+        _, properties, application = find_head(raw)
+        if application < 0:
+            return False
+        pick(raw, application, _HEADERS, found)
+    except UndecodableMessage:
+        return False
+    group_id, sequence, last, time_us = found
     # Compare the types, too: 1.0 and True equal 1, but are different values of the key.
-    is_member = group_id == row[0] and sequence == row[1] and type(sequence) is int and last is row[2]
-    return is_member and row[5] in (None, time_us)
+    if group_id != row[0] or sequence != row[1] or type(sequence) is not int or last is not row[2]:
+        return False
+    if time_us is None and properties < 0:
+        # Without properties, the message's time is that of its chunk.
+        time_us = 1_000 * (message.chunk_ms or 0)
+    return row[5] is None or (type(time_us) is int and time_us == row[5])

@@ -23,7 +23,6 @@ from relatum.reading._login import AuthMechanism, BrokerLogin, HeldPassword, log
 from relatum.reading._many import ChunkCache
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import (
-    TIME_ONLY,
     header_value,
     is_header,
     message_time,
@@ -31,7 +30,6 @@ from relatum.reading._message_parts import (
     pika_long,
     property_text,
     reply_to_text,
-    time_of_record,
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._plan import Result
@@ -45,7 +43,6 @@ __all__ = [
     "CONNECTIONS_MAX",
     "HEARTBEAT_S",
     "STREAM_PORT_ERRORS",
-    "TIME_ONLY",
     "Agreement",
     "AnyBroker",
     "AsyncStreamReader",
@@ -92,6 +89,5 @@ __all__ = [
     "refusal",
     "reply_to_text",
     "stream_connection",
-    "time_of_record",
     "type_and_id_of",
 ]

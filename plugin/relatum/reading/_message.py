@@ -13,7 +13,6 @@ from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.reading._message_parts import (
     EPOCH,
     MICROSECOND,
-    TIME_ONLY,
     Parts,
     body_of_record,
     message_time,
@@ -168,7 +167,7 @@ class Message(_Assignable):
         timed = self._time
         if timed is None:
             if self._content is None and self._raw is not None:
-                timed = time_of_record(self._raw, self.chunk_ms, TIME_ONLY, [None, None, None])
+                timed = time_of_record(self._raw, self.chunk_ms)
             else:
                 headers, properties, _, _ = self._parts()
                 stamped = headers.get(TIME_HEADER)

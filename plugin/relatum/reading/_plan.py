@@ -282,6 +282,9 @@ class Part:
         message, of_streams, batch_bytes = Message.from_record, self._results, 0
         for number, (stream, offset) in enumerate(self._places):
             held = of_streams[stream][offset]
+            if held is None and self.is_full:
+                self.rest = self._places[number:]
+                break
             if isinstance(held, tuple):
                 if batch_bytes >= YIELD_BYTES:
                     yield batch
@@ -289,9 +292,6 @@ class Part:
                 batch.append(message(stream, offset, *held))
                 batch_bytes += RECORD_BYTES + len(held[0])
                 continue
-            if held is None and self.is_full:
-                self.rest = self._places[number:]
-                break
             if batch:
                 yield batch
                 batch, batch_bytes = [], 0
