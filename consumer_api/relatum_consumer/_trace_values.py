@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 from relatum.common.ids import MessageId
 from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message
+from relatum.reading.extractor import Extractor
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.store.rows import array_text
@@ -34,7 +36,8 @@ class KeyGraph:
         self._namers: dict[int, list[int]] = defaultdict(list)
         for key_id, other in self._named.items():
             self._namers[other].append(key_id)
-        self._are_plain = all(key.is_plain for key in definitions)
+        # Faster than the definitions. It would return values inside headers and bodies last.
+        self._extractor = Extractor(definitions) if all(key.is_plain for key in definitions) else None
         self._search_keys = {key_id: self._search_keys_of(key_id) for key_id in self.definitions}
 
     def _search_keys_of(self, key_id: int) -> tuple[int, ...]:
@@ -47,8 +50,8 @@ class KeyGraph:
 
     def values_of(self, message: Message) -> tuple[Value, ...]:
         """Return a message's values, in the order of the keys. Invalid values are left out, as the recorder does."""
-        if self._are_plain:
-            return tuple([(n, text) for n, key in self.definitions.items() for text in key.values_of(message)])
+        if self._extractor is not None and message.raw is not None:
+            return tuple(self._extractor.from_record(message.raw, message.chunk_ms).values)
         # This parses a body once for all keys.
         base_of = bases_of(message)
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
@@ -122,10 +125,10 @@ def rows_by_stream(names: int | None) -> sa.TextClause:
         CROSS JOIN LATERAL {rows} AS found""")
 
 
-def parameters_of(vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[str, Any]:
+def parameters_of(vhost: str, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[str, Any]:
     """Return the parameters of both statements, except the time span."""
-    key_ids, texts = zip(*values, strict=True)
-    arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
+    key_ids, texts = [str(key_id) for key_id, _ in values], [text for _, text in values]
+    arrays = {"key_ids": array_text(key_ids), "values": array_text(texts)}
     return named(names) | {"vhost": vhost, "most": most} | arrays
 
 
@@ -134,7 +137,7 @@ def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Va
     statement = rows_of_values(None if names is None else len(names))
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most))
     found = _by_value(rows, most)
-    counts = Counter((key_id, value) for key_id, value, *_ in rows)
+    counts = Counter(map(itemgetter(0, 1), rows))
     undecided = [value for value, count in counts.items() if count >= most > len(found.get(value, ()))]
     return found | places_by_stream(catalog, names, undecided, most)
 

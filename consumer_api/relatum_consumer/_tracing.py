@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.common.checks import checked_count
@@ -92,6 +91,7 @@ class _TraceRun:
     frontier: list[Value] = field(default_factory=list)
     visited: dict[MessageId, _Visited] = field(default_factory=dict)
     searched: set[Value] = field(default_factory=set)
+    searched_keys: set[int] = field(default_factory=set)
     too_many: set[Value] = field(default_factory=set)
     stops: list[Stop] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -127,18 +127,10 @@ class _TraceRun:
     def _is_bounded(self) -> bool:
         return self.since is not None or self.until is not None
 
-    @property
-    def _searched_keys(self) -> set[int]:
-        return {key_id for key_id, _ in self.searched}
-
-    def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
-        hops = 0 if self.is_copy is not None and self.is_copy(message) else hop
-        self.visited[where] = _Visited(message, values, hops)
-        self.frontier += values
-
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
         """Find and read the messages with the values. Returns False if the trace has reached its limit of messages."""
         self.searched.update(wanted)
+        self.searched_keys.update(key_id for key_id, _ in wanted)
         by_value = self._places(wanted)
         if complete:
             self._add_unrecorded(set(wanted), by_value, known)
@@ -147,13 +139,11 @@ class _TraceRun:
         if cut > 0:
             rows = rows[:-cut]
             self.stops.append(Stop(StopReason.LIMIT, cut))
-        before, lost = len(self.visited), LostMessages()
-        self._read(rows, hop, known, lost)
+        lost = LostMessages()
+        found = sum(self._read(rows, hop, known, lost))
         self.lost.statuses |= lost.statuses
-        # Copies of the start do not count as found.
-        found = sum(1 for visit in islice(self.visited.values(), before, None) if visit.hops)
         outcome = Status.FOUND if found or cut > 0 or self.too_many.intersection(wanted) else lost.outcome
-        required = self.required & self._searched_keys
+        required = self.required & self.searched_keys
         status = known.status(
             outcome, was_read=complete, is_whole=not self.lost.ids(Status.UNPROVEN), required=required
         )
@@ -215,28 +205,30 @@ class _TraceRun:
                     new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=in_time)
 
-    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> None:
-        """Read messages, and check each against its row. Deleted and unreadable streams are not read."""
+    def _read(self, rows: Sequence[Row], hop: int, known: Evidence, lost: LostMessages) -> list[bool]:
+        """Read and check the messages of readable streams. Returns for each whether it is not a copy of the start."""
 
         def take(row: Row, message: Message) -> bool | None:
             values = self.key_graph.values_of(message)
             if not row.carries.issubset(values):
                 return None
-            self._take(row.id, message, hop, values)
-            return True
+            is_copy = self.is_copy is not None and self.is_copy(message)
+            self.visited[row.id] = _Visited(message, values, 0 if is_copy else hop)
+            self.frontier += values
+            return not is_copy
 
         refused = [each.stream for each in known.unreadable_streams]
         left_out = dict.fromkeys(known.gone, Status.DELETED) | dict.fromkeys(refused, Status.UNPROVEN)
         lost.statuses |= {row.id: left_out[row.id.stream] for row in rows if row.id.stream in left_out}
         readable = [row for row in rows if row.id.stream not in left_out]
-        verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
+        return verified(self.catalog, readable, take, lost, is_named=self.names is not None, chunks=self.chunks)
 
     def _concluded(self, known: Evidence, *, complete: bool) -> Trace:
-        known.check_present(self.catalog, self.names, self._searched_keys)
+        known.check_present(self.catalog, self.names, self.searched_keys)
         visited = dict(sorted(self.visited.items(), key=lambda each: in_time(each[1].message)))
         values = {where: visit.values for where, visit in visited.items()}
         edges, shared = self.key_graph.links(values, self.too_many)
-        is_open = not complete and known.is_open(self.required & self._searched_keys)
+        is_open = not complete and known.is_open(self.required & self.searched_keys)
         found = Trace(
             tuple(visit.message for visit in visited.values()),
             {where: visit.hops for where, visit in self.visited.items()},
@@ -250,7 +242,7 @@ class _TraceRun:
             streams=known.streams,
             unreadable_streams=known.unreadable_streams,
             uncovered=tuple(known.uncovered) if is_open else (),
-            new_keys=() if complete else known.named_new_keys(self.catalog, self._searched_keys),
+            new_keys=() if complete else known.named_new_keys(self.catalog, self.searched_keys),
         )
         if found.status is Status.NOT_RECORDED_YET:
             found = replace(found, unrecorded_streams=known.unrecorded_streams(self.catalog))

@@ -28,7 +28,7 @@ from relatum.reading import (
     property_text,
     reply_to_text,
 )
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import Opaque
 

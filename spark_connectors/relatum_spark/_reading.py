@@ -27,7 +27,7 @@ from relatum.errors import (
 )
 from relatum.keys import InvalidValue, KeyDefinition, moment
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, UnreadableRecord, leaders_bounds
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, batch_of, rows_of
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
 from relatum_spark._servers import open_reader

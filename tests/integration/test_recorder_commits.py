@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.coverage import ADVANCE_ALL, CoverageRow, add_ranges, close_tails, coverage_of, new_tail
 from relatum.store.database import make_engine

@@ -14,7 +14,7 @@ import pyarrow as pa
 from relatum.common import limits
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, RecordBatch, type_and_id_of
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import find_head
 from relatum_spark._columns import ColumnBuilder

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from relatum.common.uuid7 import uuid7
 from relatum.keys import KeyDefinition, SkipReason, bases_of
 from relatum.reading import Message, TimeSource, property_text
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from tests.support.amqp import encode, section, text
 
 DEFINITIONS = [

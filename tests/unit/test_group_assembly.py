@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relatum.errors import StreamReplaced
 from relatum.membership import GROUP_KEY, Membership
 from relatum.reading import Message
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum.wire.amqp10 import data_section
 from relatum_consumer.groups._assembly import GROUPS_AT_ONCE, Member, View, assemble, distinct, in_arrival
 from relatum_consumer.groups._finding import batches

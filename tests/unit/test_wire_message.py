@@ -3,6 +3,7 @@
 import struct
 import time
 import tracemalloc
+from copy import copy
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from relatum.common.ids import fingerprint
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
-from relatum.reading import Agreement, Message, Position, agreement_of, position_of, type_and_id_of
+from relatum.reading import Agreement, Message, Position, TimeSource, agreement_of, position_of, type_and_id_of
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import Opaque
 
@@ -26,6 +27,7 @@ SAMPLE = (
 def touch(message: Message) -> None:
     """Decode every part; what can be had without decoding the rest is the same."""
     position = position_of(message)
+    assert (message.time_us, message.time_source) == _time_of_decoded(copy(message))
     body, kind_and_id = message.body, type_and_id_of(message)
     assert isinstance(body, bytes)
     assert isinstance(dict(message.headers), dict)
@@ -33,6 +35,11 @@ def touch(message: Message) -> None:
     assert message.body == body
     assert position == Position(message.offset, fingerprint(message.properties.message_id, body), message.chunk_ms)
     assert (message.time is None) == (message.time_us is None)
+
+
+def _time_of_decoded(message: Message) -> tuple[int | None, TimeSource]:
+    assert message.headers is not None
+    return message.time_us, message.time_source
 
 
 @given(st.binary(max_size=200))
@@ -45,6 +52,9 @@ def test_random_bytes(raw: bytes) -> None:
             assert message.body == start + raw
 
 
+STAMPED = SAMPLE.replace(
+    b"\xc1\x0c\x04\xa1\x01a\xa1\x01b\xa1\x01n", b"\xc1\x17\x04\xa1\x01a\xa1\x01b\xa1\x0crelatum_time"
+)
 TYPED = SAMPLE.replace(b"\xc1\x11\x02\xa3\x0bx-exchange!\xa1\x01e", b"\xc1\x16\x02\xa3\x0cx-basic-type\xa1\x05order")
 
 
@@ -54,7 +64,7 @@ def test_the_type_and_the_id_without_the_rest() -> None:
     assert type_and_id_of(Message.from_record("s", 0, TYPED)) == ("order", "id")
 
 
-@given(st.data(), st.sampled_from([SAMPLE, TYPED]))
+@given(st.data(), st.sampled_from([SAMPLE, STAMPED, TYPED]))
 def test_mutated_messages(data: st.DataObject, sample: bytes) -> None:
     """A message with changed, missing or added bytes is a message too."""
     raw = bytearray(sample)

@@ -18,6 +18,7 @@ from relatum.reading._message_parts import (
     message_time,
     parts_of_delivery,
     parts_of_record,
+    time_of_record,
     type_and_id_in,
 )
 from relatum.reading._message_values import Properties, TimeSource
@@ -165,9 +166,12 @@ class Message(_Assignable):
     def _time_and_source(self) -> tuple[int | None, TimeSource]:
         timed = self._time
         if timed is None:
-            headers, properties, _, _ = self._parts()
-            stamped = headers.get(TIME_HEADER)
-            timed = message_time(stamped, properties.timestamp, properties.message_id, self.chunk_ms)
+            if self._content is None and self._raw is not None:
+                timed = time_of_record(self._raw, self.chunk_ms)
+            else:
+                headers, properties, _, _ = self._parts()
+                stamped = headers.get(TIME_HEADER)
+                timed = message_time(stamped, properties.timestamp, properties.message_id, self.chunk_ms)
             object.__setattr__(self, "_time", timed)
         return timed
 

@@ -8,7 +8,7 @@ run time (docs/adr/0004).
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -220,17 +220,14 @@ class Part:
     def __init__(self, places: list[Place], bytes_max: int = WINDOW_BYTES_MAX) -> None:
         self._places = places
         self._bytes_max = bytes_max
-        self._held = self._arrived = self._arrived_bytes = 0
+        self._held = self._held_bytes = 0
         self.rest: list[Place] = []
         self.is_full = False
         # By stream and offset: the result, or None until it arrives.
-        self._results: dict[str, dict[int, _HeldRecord | None]] = {}
+        self._results: dict[str, dict[int, _HeldRecord | None]] = defaultdict(dict)
         try:
             for stream, offset in places:
-                if stream in self._results:
-                    self._results[stream][offset] = None
-                else:
-                    self._results[stream] = {offset: None}
+                self._results[stream][offset] = None
         except (TypeError, ValueError):
             raise InvalidInput("ids= takes pairs of a stream's name and an offset (MessageId)") from None
         self.wanted = {checked_name("stream", stream): self._valid(stream) for stream in self._results}
@@ -262,19 +259,18 @@ class Part:
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
         """Store records of a chunk. Records beyond the limit are dropped."""
         results, bytes_max = self._results[stream], self._bytes_max
-        held = self._held
+        held, held_bytes = self._held, self._held_bytes
         for offset, record in zip(offsets, records, strict=True):
-            size = RECORD_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
-            self._arrived += 1
-            self._arrived_bytes += size
-            if held and held + size > bytes_max:
+            size = RECORD_BYTES + len(record)
+            if held and held_bytes + size > bytes_max:
                 self.is_full = True
                 continue
-            held += size
+            held += 1
+            held_bytes += size
             results[offset] = record, time_ms
-        self._held = held
+        self._held, self._held_bytes = held, held_bytes
 
     def results(self) -> Iterator[list[Any]]:
         """Yield the results in the order of the ids; if the part is full, up to the first that was dropped.
@@ -306,6 +302,6 @@ class Part:
 
     def following_size(self, most: int) -> int:
         """Return how many ids the next part should have, so that their results probably fit."""
-        each = max(1, self._arrived_bytes // max(1, self._arrived))
+        each = max(1, self._held_bytes // max(1, self._held))
         fitting = self._bytes_max * 3 // 4 // each
         return max(1, min(most, fitting, len(self._places) // 2 if self.is_full else most))

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from relatum.common.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
-from relatum.recording.extractor import Extracted, Extractor
+from relatum.reading.extractor import Extracted, Extractor
 from relatum.store.rows import copy_number, copy_text
 
 BATCH_BYTES_MAX: Final = 4 << 20

@@ -17,9 +17,9 @@ from relatum.common.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamReader, bounds_of_known, leaders_bounds
+from relatum.reading.extractor import Extractor
 from relatum.recording.batch import Batch, readable
 from relatum.recording.commit import recording, write_rows
-from relatum.recording.extractor import Extractor
 from relatum.recording.ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
 from relatum.recording.tails import add_event, is_same
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream

@@ -1,8 +1,8 @@
-"""Extracts a message's time and key values for the recorder, with a reason for each value that is skipped.
+"""Extracts a message's time and key values from its record, with a reason for each value that is skipped.
 
-This is the recorder's hot path. Sections are found by their sizes; only headers that a key needs are decoded, and the
-body only if a key needs it. The definitions are compiled once into slots: each distinct header or property that a key
-needs has an index in one list.
+This is the hot path of recorders and traces. Sections are found by their sizes; only headers that a key needs are
+decoded, and the body only if a key needs it. The definitions are compiled once into slots: each distinct header or
+property that a key needs has an index in one list.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,8 @@ from relatum.common.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.common.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.errors import UndecodableMessage
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
-from relatum.reading import TimeSource, header_value, is_header, message_time, property_text, reply_to_text
+from relatum.reading._message_parts import header_value, is_header, message_time, property_text, reply_to_text
+from relatum.reading._message_values import TimeSource
 from relatum.wire import amqp10
 from relatum.wire.amqp10 import find_head, pick, pick_list
 
