@@ -14,7 +14,6 @@ from relatum.common.waiting import QUESTION_S, backoff, ended
 from relatum.errors import AccessRefused, Conflict, NotFound, StreamNotFound
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
-from relatum.reading.extractor import Extractor
 from relatum.reading.following import Attached, CaughtUp, Failed, Hole, Records, Replaced
 from relatum.recording.batch import BATCH_BYTES_MAX, Batch
 from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links

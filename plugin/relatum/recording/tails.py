@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.common.limits import INTEGER_MAX
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.reading import Agreement, Position, StreamReader, agreement, bounds_of_known
-from relatum.recording.extractor import Extractor
+from relatum.reading.extractor import Extractor
 from relatum.recording.ranges import lock_ranges, position_before, uncover, widened
 from relatum.store.catalog import StreamRow, key_definitions, present_streams
 from relatum.store.coverage import (
