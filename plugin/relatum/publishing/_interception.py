@@ -319,7 +319,7 @@ def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: An
         if replaced is not None:
             return replaced
         # A test may replace the class's method by an object that is no function.
-        found = getattr(type(owner), name, None)
+        found: Any = getattr(type(owner), name, None)
         if found is of_class:
             return bound
         return found.__get__(owner) if hasattr(found, "__get__") else found
