@@ -9,6 +9,7 @@ import pika
 import pytest
 from opentelemetry.instrumentation.pika import PikaInstrumentor
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.channel import Channel
 
 import relatum
 from relatum.errors import ConfigurationError, HeadersRefused, PublishOutcomeUnknown, PublishRejected
@@ -136,6 +137,22 @@ def test_a_method_that_a_test_replaces_is_called(
     connection.channel().basic_publish("", "somewhere", b"body")
     relatum.release(connection)
     assert [call.args[:3] for call in called.call_args_list] == [("", "somewhere", b"body")]
+
+
+def test_a_mock_in_place_of_a_channel_is_intercepted(
+    connection: BlockingConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mock's class has none of a channel's methods: the mock's own are called, with an id."""
+    channel, selecting = Mock(spec=Channel), connection._impl
+    monkeypatch.setattr(selecting, "_channels", {})
+    monkeypatch.setattr(selecting, "_create_channel", Mock(return_value=channel))
+    publish = channel.basic_publish
+    assert relatum.intercept(selecting).channel(on_open_callback=Mock()) is channel
+    channel.basic_publish("", "somewhere", b"body")
+    relatum.release(selecting)
+    channel.basic_publish("", "somewhere", b"bare")
+    assert [call.args[2] for call in publish.call_args_list] == [b"body", b"bare"]
+    assert publish.call_args_list[0].args[3].message_id
 
 
 def test_a_subclass_may_return_more_than_the_channel(amqp_url: str, queue: Queue) -> None:

@@ -313,13 +313,13 @@ def install(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 def _imitation(owner: Any, name: str, function: Callable[..., Any], replaced: Any) -> Any:
     """Return a method that `inspect`, decorators and weak references take for the original one."""
-    bound, of_class = getattr(owner, name), getattr(type(owner), name)
+    bound, of_class = getattr(owner, name), getattr(type(owner), name, None)
 
     def original() -> Any:
         if replaced is not None:
             return replaced
         # A test may replace the class's method by an object that is no function.
-        found = getattr(type(owner), name)
+        found: Any = getattr(type(owner), name, None)
         if found is of_class:
             return bound
         return found.__get__(owner) if hasattr(found, "__get__") else found
@@ -345,7 +345,7 @@ def uninstall(owner: Any, name: str) -> None:
     replacement = installed(owner, name)
     if replacement is not None:
         if replacement.replaced is None:
-            delattr(owner, name)
+            del vars(owner)[name]
         else:
             setattr(owner, name, replacement.replaced)
 
