@@ -16,7 +16,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from relatum import Broker, errors
 from relatum.common.waiting import within
 from relatum.membership import GROUP_KEY
-from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum.store.catalog import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Relations
@@ -514,8 +513,7 @@ def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations:
     assert states(place) == {1: "done", 2: "ready", 3: "open"}
     place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=stream)
     place.put(of_group(1, 2, last=True), to=stream)
-    with StreamReader.open(place.amqp) as reader:
-        wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
+    wait_until(lambda: (place.bounds(stream).first or 0) > 4, what="retention")
     place.record(stream)
     prune(place.amqp, place.engine.url)
     assert states(place) == {1: "done", 2: "ready"}, "a message of the first is retained"
@@ -552,8 +550,7 @@ def test_a_copy_that_retention_has_dropped_leaves_the_other(
     place.put(of_group(1, 2, last=True, time_us=now + 1))
     place.record(short, place.stream)
     place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=short)
-    with StreamReader.open(place.amqp) as reader:
-        wait_until(lambda: (reader.bounds(short).first or 0) > 0, what="retention")
+    wait_until(lambda: (place.bounds(short).first or 0) > 0, what="retention")
     with relations.groups([short, place.stream], consumer="billing") as groups:
         assert [[message.id for message in group] for group in groups] == [[(place.stream, 0), (place.stream, 1)]]
 

@@ -16,7 +16,6 @@ import relatum
 from relatum import Broker, errors
 from relatum.keys import moment
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus, Membership
-from relatum.reading import StreamReader
 from relatum.recording import backfill, forget, prune
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum_consumer import Relations, Status
@@ -492,9 +491,8 @@ def test_large_messages_of_groups_that_lie_mixed_come_whole(
     messages = shuffled([message for number in range(count) for message in whole_group(number, size)], 5)
     # Without waiting for confirms, so that a chunk holds many messages.
     publish_plain(place.amqp, place.stream, [(body, headers) for _, headers in messages], confirm=False)
-    with StreamReader.open(place.amqp) as reader:
-        # Unrecorded ranges are read first, for their members. The last offset of an empty stream is None.
-        wait_until(lambda: (reader.bounds(place.stream).last or 0) >= len(messages) - 1, what="all in the stream")
+    # Unrecorded ranges are read first, for their members.
+    wait_until(lambda: place.bounds().end >= len(messages), what="all in the stream")
     place.record()
     assert [len(group) for group in relations.groups(place.stream)] == [size] * count
 

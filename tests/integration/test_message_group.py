@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum import errors
 from relatum.membership import GROUP_KEY, Membership, assess, membership
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.place import Place
@@ -80,8 +80,7 @@ def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
 
 def messages(place: Place, count: int, stream: str | None = None) -> list[Message]:
     """All messages of a stream, once there are so many: not each client waits for confirms."""
-    with StreamReader.open(place.stream_url) as reader:
-        wait_until(lambda: reader.bounds(stream or place.stream).last == count - 1, what=f"{count} messages")
+    wait_until(lambda: place.bounds(stream).last == count - 1, what=f"{count} messages")
     return place.messages(stream)
 
 

@@ -27,6 +27,7 @@ from tests.support._streams import stream_available as stream_available
 from tests.support._streams import unique_name as unique_name
 from tests.support._waiting import LIMIT_S as LIMIT_S
 from tests.support._waiting import START_S as START_S
+from tests.support._waiting import cancel as cancel
 from tests.support._waiting import in_a_loop as in_a_loop
 from tests.support._waiting import in_a_try as in_a_try
 from tests.support._waiting import until_answered as until_answered

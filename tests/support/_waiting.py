@@ -8,6 +8,8 @@ from contextvars import copy_context
 from inspect import isasyncgen, isawaitable
 from typing import Any, Final, TypeVar
 
+import pytest
+
 from relatum.errors import Transient
 
 T = TypeVar("T")
@@ -59,6 +61,13 @@ def in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:
             return await coroutine
 
     return asyncio.run(limited())
+
+
+async def cancel(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task, which must end by that."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def result_of(runner: asyncio.Runner, given: Any) -> Any:
