@@ -22,9 +22,8 @@ from relatum.superstreams import StreamOptions, declare_super_stream, describe_s
 from relatum.tapping import Tap, defined_taps, tap, untap
 from relatum_consumer import Relations, Status
 from tests.support import broker_connection, record, unique_name, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support.rabbitmq_tools import add_users, as_user, run_tool
 from tests.support.standstill import somebody_waits
-from tests.support.tapped import add_users, as_user
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
 TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("", "a.b", "")}

@@ -21,7 +21,7 @@ from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import declare_stream, delete_stream, new_streams, wait_until
 from tests.support.place import Place
-from tests.support.tapped import add_users, as_user
+from tests.support.rabbitmq_tools import add_users, as_user
 
 pytestmark = pytest.mark.differs
 
