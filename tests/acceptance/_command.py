@@ -1,6 +1,5 @@
 """Running the installed command."""
 
-import atexit
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 from relatum import Broker
 from tests.support import JVM_VARIABLES, wait_until
-from tests.support.zygote import Zygote
+from tests.support.zygote import forking
 
 COMMAND = Path(sys.executable).with_name("relatum")
 """The console script of this environment: what a user runs."""
@@ -82,21 +81,19 @@ class Relatum:
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, in a process of its own that was forked of one with its imports."""
-    return _zygote().run([COMMAND, *arguments], environment=environment or _without_ours(), timeout_s=LIMIT_S)
+    return _ended(_forking(), COMMAND, *arguments, environment=environment)
 
 
 def run_installed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], env=_without_ours(), capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return _ended(COMMAND, *arguments)
 
 
-def _without_ours() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+def _ended(*command: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    given = environment or {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, env=given, timeout=LIMIT_S, **options)
 
 
 @cache
-def _zygote() -> Zygote:
-    made = Zygote(IMPORTED, "relatum_cli.start:main")
-    atexit.register(made.close)
-    return made
+def _forking() -> Path:
+    return forking("relatum_cli.start:main", *IMPORTED)

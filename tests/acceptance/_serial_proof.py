@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.acceptance._stream_log import Record
+from tests.support import Delivered
 
-Partitions = Mapping[str, Sequence[Record]]
+Partitions = Mapping[str, Sequence[Delivered]]
 
 
 class Sent(NamedTuple):

@@ -19,8 +19,7 @@ import psycopg
 
 from relatum import Outcomes
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
-from tests.acceptance._stream_log import read_stream
-from tests.support import declare_stream, unique_name, wait_until
+from tests.support import declare_stream, read_stream, unique_name, wait_until
 from tests.support.ports import free_port
 from tests.support.publishing import StubbornLoad
 

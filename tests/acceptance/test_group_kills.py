@@ -13,8 +13,7 @@ from relatum.membership import GROUP_KEY
 from relatum.store.database import as_engine
 from tests.acceptance._command import Relatum
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
-from tests.acceptance._stream_log import read_stream
-from tests.support import declare_stream, record, unique_name, wait_until
+from tests.support import declare_stream, read_stream, record, unique_name, wait_until
 from tests.support.groups import Plain, of_group, shuffled, whole_group
 from tests.support.publishing import StubbornLoad
 

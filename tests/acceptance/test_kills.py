@@ -24,11 +24,11 @@ from relatum.store.members import LEASE_S
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
-from tests.acceptance._stream_log import read_stream
 from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    read_stream,
     record,
     recorded_to,
     recording,

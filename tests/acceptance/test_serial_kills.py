@@ -19,8 +19,7 @@ from relatum.contexts import SerializationContexts, SerialReport, verify
 from relatum.errors import Conflict
 from tests.acceptance._harm import WORKS_S, Harm, Party, assert_no_traceback, leaves_sockets, start_logged
 from tests.acceptance._serial_proof import Consumed, Sent, faults, sent_by, valid_messages
-from tests.acceptance._stream_log import read_stream
-from tests.support import broker_connection, unique_name, until_answered, wait_until
+from tests.support import broker_connection, read_stream, unique_name, until_answered, wait_until
 from tests.support.super_streams import declare_by_hand
 
 pytestmark = leaves_sockets

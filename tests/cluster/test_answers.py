@@ -20,11 +20,11 @@ from relatum.errors import OffsetNotFound, RelatumError, Transient
 from relatum.reading import Agreement, Position, StreamReader, agreement
 from relatum.recording import status
 from relatum_consumer import Answer, Relations, Status
-from tests.acceptance._stream_log import read_stream
 from tests.contract._faces import FACES, open_face
 from tests.support import (
     publish_plain,
     read_plain,
+    read_stream,
     record,
     recorded_to,
     recording,

@@ -21,8 +21,7 @@ from relatum.store.database import make_engine
 from relatum.superstreams import StreamOptions
 from relatum.tapping import tap
 from relatum_consumer import Relations
-from tests.acceptance._stream_log import read_stream
-from tests.support import broker_connection, publish_plain, read_plain, rows_of, unique_name, wait_until
+from tests.support import broker_connection, publish_plain, read_plain, read_stream, rows_of, unique_name, wait_until
 from tests.support.cluster import NODES, SETTLE_S, Cluster
 from tests.support.databases import Databases
 from tests.support.threads import beside

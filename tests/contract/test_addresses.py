@@ -19,7 +19,7 @@ from tests.contract._node import EmptyNode, LaggingNode, SilentLeader, Stranger,
 from tests.support import START_S, declare_stream, in_a_try, publish_plain
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
-from tests.support.tapped import add_users, as_user
+from tests.support.rabbitmq_tools import add_users, as_user
 from tests.support.tls import FILES, Ending
 
 NOBODY = "nobody.invalid"

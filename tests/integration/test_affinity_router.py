@@ -20,6 +20,7 @@ from relatum_cli.app import app
 from tests.support import wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
 from tests.support.place import Place
+from tests.support.raising import raising
 from tests.support.routing import HeldMove, consumed, other_than, sleeping
 
 NAMES = ["a1", "a2", "b1", "b2", "b3", "c1"]
@@ -195,9 +196,8 @@ def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: re
 
     with faces.opened(idle_s=60) as first:
         first.publish(b"", "s1")
-        with pytest.raises(errors.SuperStreamConflict, match="close after 60 s") as refused:
+        with raising(errors.SuperStreamConflict, match="close after 60 s", reason="its idle_s is 60"):
             publish(idle_s=90)
-        assert refused.value.reason == "its idle_s is 60"
         publish()
     sets.set_idle(90)
     publish(idle_s=90)
@@ -228,9 +228,8 @@ def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets)
     with faces.opened(open_sets_max=2) as router:
         router.publish(b"", "s1")
         router.publish(b"", "s2")
-        with pytest.raises(errors.TooManyOpenSets) as refused:
+        with raising(errors.TooManyOpenSets, open_sets=2, open_sets_max=2):
             router.publish(b"", "s3")
-        assert (refused.value.open_sets, refused.value.open_sets_max) == (2, 2)
         router.publish(b"", "s1")
         sets.close_set("s2")
         router.publish(b"", "s3")
@@ -255,9 +254,8 @@ def test_a_predecessor_is_read_where_it_lies(faces: Faces, sets: relatum.Affinit
     offset = next(each.offset for each in partitions.messages()[stream] if each.body == b"1")
     with faces.opened(balance="least_loaded") as router:
         router.publish(b"2", affinity_predecessor=f"{stream}:{offset}")
-        with pytest.raises(errors.PredecessorNotFound) as missing:
+        with raising(errors.PredecessorNotFound, predecessor=f"{stream}:1000"):
             router.publish(b"3", affinity_predecessor=f"{stream}:1000")
-        assert missing.value.predecessor == f"{stream}:1000"
         # Anything that does not name a place in a partition is an id, with colons or without.
         for text in (stream, f"{stream}:", f"{stream}:-1", f"{stream}:1.5", f"{stream}:²", "orders-2:17", "urn:uuid:7"):
             with pytest.raises(errors.PredecessorNotFound, match="no key has"):

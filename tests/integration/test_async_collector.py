@@ -15,7 +15,7 @@ from relatum import AsyncMessageCollector, Broker, Outcome
 from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
-from tests.support import LIMIT_S, wait_until
+from tests.support import LIMIT_S, cancel, wait_until
 from tests.support.collectors import COLLECTED, SUCCEEDED, UNKNOWN, Collecting
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -115,9 +115,7 @@ async def test_a_cancelled_collect_has_taken_nothing(apart: Apart) -> None:
         waiting = asyncio.create_task(collector.collect(third))
         await asyncio.sleep(0.05)
         held = collector.statistics().held_messages
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+        await cancel(waiting)
         assert collector.statistics().held_messages == held == 2
         opened.set()
         await until_succeeded(collector, "made:0", "made:1")
@@ -181,9 +179,7 @@ async def test_a_cancelled_close_leaves_nothing_but_what_others_take_over(
         await begun.wait()
         closing = asyncio.create_task(collector.close())
         await asyncio.sleep(0.05)
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
+        await cancel(closing)
         assert ended.is_set()
         async with collecting.collector(write, joins_transaction=joins) as successor:
             await until_succeeded(successor, "a")

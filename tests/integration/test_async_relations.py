@@ -14,7 +14,7 @@ from relatum import Broker
 from relatum.errors import ConnectionsInUse
 from relatum.membership import GROUP_KEY
 from relatum_consumer import AsyncRelations, GroupConsumer, Status
-from tests.support import wait_until
+from tests.support import cancel, wait_until
 from tests.support.forking import in_child
 from tests.support.groups import ids, whole_group
 from tests.support.place import Place
@@ -247,7 +247,5 @@ async def test_lookups_are_closed_also_if_the_task_that_closes_them_is_cancelled
     reader = relations._relations._reader
     closing = asyncio.create_task(relations.close())
     await asyncio.sleep(0)
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
+    await cancel(closing)
     await asyncio.to_thread(wait_until, lambda: reader.statistics().idle == 0, what="no connection")

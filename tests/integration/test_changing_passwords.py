@@ -23,8 +23,7 @@ from relatum.errors import AccessRefused
 from relatum.local import LocalRabbitMQ
 from relatum.reading import AsyncStreamReader, StreamReader
 from tests.support import broker_connection, declare_stream, unique_name, wait_recorded, wait_until
-from tests.support.rabbitmq_tools import evaluate
-from tests.support.tapped import PASSWORD, add_users, as_user
+from tests.support.rabbitmq_tools import PASSWORD, add_users, as_user, evaluate
 from tests.support.threads import Threads
 
 USER = "rotating"

@@ -36,7 +36,7 @@ from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.reading.following import Attached, Failed
 from relatum.store.database import Database
 from relatum.superstreams import Layout, add_partition
-from tests.support import declare_stream, delete_stream, in_a_try, new_streams, reader_of, unique_name, wait_until
+from tests.support import declare_stream, delete_stream, in_a_try, new_streams, unique_name, wait_until
 from tests.support.collectors import (
     COLLECTED,
     DEAD,
@@ -377,8 +377,7 @@ def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: py
 
     def first_offset() -> int:
         collecting.put(f"{next(numbers):03}" + "x" * 500)
-        with reader_of(place.amqp) as reader:
-            return reader.bounds(place.stream).first or 0
+        return place.bounds().first or 0
 
     wait_until(lambda: first_offset() > 0, what="messages dropped by retention")
     newest, consumer = f"{next(numbers) - 1:03}", Consumer()

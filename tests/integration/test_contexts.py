@@ -17,6 +17,7 @@ from relatum.contexts._mover import Mover
 from relatum.contexts._partition_log import Control, Fence, Marker, entry_of
 from relatum.reading import StreamReader
 from tests.support import declare_stream, delete_stream
+from tests.support.raising import raising
 from tests.support.standstill import SLACK_S
 
 UNFINISHED = range(3, 13)
@@ -168,9 +169,8 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
     wanted = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0
     begun = contexts._store.begin(*wanted, "me")
     assert contexts._store.begin(*wanted, "me") == begun
-    with pytest.raises(errors.MoveConflict, match=f"move {begun.move_id}") as caught:
+    with raising(errors.MoveConflict, match=f"move {begun.move_id}", move_id=begun.move_id, state="fencing"):
         contexts._store.begin(*wanted, "another")
-    assert (caught.value.move_id, caught.value.state) == (begun.move_id, "fencing")
     contexts.resume(begun.move_id)
 
 
@@ -214,9 +214,8 @@ def test_what_cannot_be_moved_is_refused(contexts: SerializationContexts) -> Non
     with pytest.raises(errors.MoveConflict, match=f"move {move_id}"):
         contexts.move(names, f"{contexts.super_stream}-2")
     contexts.resume(move_id)
-    with pytest.raises(errors.MoveConflict, match="move its contexts back") as caught:
+    with raising(errors.MoveConflict, match="move its contexts back", move_id=move_id, state="switched"):
         contexts.abort(move_id)
-    assert (caught.value.move_id, caught.value.state) == (move_id, "switched")
 
 
 def test_looking_needs_no_broker(contexts: SerializationContexts, database_url: str) -> None:

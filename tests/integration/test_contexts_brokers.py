@@ -23,10 +23,9 @@ from relatum.local import LocalRabbitMQ
 from relatum.superstreams import Layout, declare_super_stream, describe_super_stream
 from tests.support.place import Place
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq_tools import evaluate
+from tests.support.rabbitmq_tools import add_users, as_user, evaluate
 from tests.support.routing import confirming, consumed, of_context, sleeping
 from tests.support.super_streams import super_stream
-from tests.support.tapped import add_users, as_user
 
 NAME = "accounts"
 """Of the super stream in both virtual hosts."""

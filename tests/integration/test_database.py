@@ -16,7 +16,7 @@ from relatum.common.waiting import Threads, in_thread
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, sql
 from relatum.store.translation import translated_errors
-from tests.support import until_answered
+from tests.support import cancel, until_answered
 from tests.support.standstill import end_sessions, locked
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
@@ -182,9 +182,7 @@ async def test_a_task_that_waits_for_a_connection_no_more_leaves_it_to_others(da
     with database.engine.connect():
         task = asyncio.create_task(in_thread(threads, database.rows, NAMES, {}))
         await asyncio.sleep(0.2)  # a thread waits for a connection
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
     assert await in_thread(threads, database.rows, NAMES, {}) == []
     assert database.pool.in_use == 0
     threads.shutdown()

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, StreamReplaced, TimeNotRecorded
 from relatum.keys import moment as at
-from relatum.reading import StreamReader
 from relatum.recording import backfill, forget, set_record_time
 from relatum.store.catalog import add_keys, remove_key
 from relatum.store.coverage import TIME
@@ -177,8 +176,7 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
         shop.place.put(*messages, to=short_stream)
     # Retention may keep only the last message: "late" is behind it, by more than clocks may differ.
     shop.order(("early", BASE_US + 1), ("z5", BASE_US), ("late", BASE_US + 600 * SECOND))
-    with StreamReader.open(shop.place.amqp) as reader:
-        wait_until(lambda: reader.bounds(short_stream).first, what="retention")
+    wait_until(lambda: shop.place.bounds(short_stream).first, what="retention")
     shop.place.record(shop.orders, short_stream)
     report = shop.relations.missing(Expectation("paid", shop.orders, "order_id", short_stream, 10))
     assert values(report.missing) == ["late"]

@@ -28,8 +28,8 @@ from relatum_consumer import Relations, Status
 from tests.support import broker_connection, delete_stream, new_streams, unique_name, wait_until
 from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
 from tests.support.amqp import listed, mapped, section, text
+from tests.support.databases import make_release_0_4
 from tests.support.place import Place
-from tests.support.release_0_4 import make_release_0_4
 
 KEYS = ["order_id"]
 NULL = b"\x40"

@@ -20,7 +20,7 @@ from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.database import Database
 from relatum.superstreams import Layout
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import declare_stream, publish_plain, reader_of, wait_until
+from tests.support import declare_stream, publish_plain, wait_until
 from tests.support._recording import open_streams
 from tests.support.groups import whole_group
 from tests.support.parts import Parts
@@ -324,8 +324,7 @@ def dropped_front(fleeting: Place) -> Place:
     """A stream that is known, of which nothing is recorded and whose first messages retention has dropped."""
     add_keys(fleeting.engine, ["order_id"])
     fleeting.put(*[(b"x" * 10_000, {"order_id": 1})] * 60)
-    with reader_of(fleeting.amqp) as reader:
-        wait_until(lambda: (reader.bounds(fleeting.stream).first or 0) > 3, what="retention")
+    wait_until(lambda: (fleeting.bounds().first or 0) > 3, what="retention")
     set_record_time(fleeting.amqp, fleeting.database, fleeting.stream, on=True)
     return fleeting
 

@@ -17,7 +17,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 from relatum import Broker, errors
 from relatum.common.waiting import within
 from relatum.membership import GROUP_KEY
-from relatum.reading import StreamReader
 from relatum.recording import prune, repair
 from relatum.store.catalog import add_keys, remove_key
 from relatum_consumer import AsyncRelations, Relations
@@ -28,6 +27,7 @@ from tests.support.groups import group_id, ids, of_group, shuffled, whole_group
 from tests.support.leases import let_lapse
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.raising import raising
 from tests.support.standstill import in_time
 
 KEYS = [GROUP_KEY]
@@ -75,9 +75,8 @@ def test_each_complete_group_is_given_until_it_is_acknowledged(
             assert [int(message.body.split(b"-")[1]) for message in group] == [*range(1, len(group) + 1)]
         found[0].acknowledge()
         found[0].acknowledge()
-    with pytest.raises(errors.ClaimLost) as lost:
+    with raising(errors.ClaimLost, group_id=found[1].group_id):
         found[1].acknowledge()
-    assert lost.value.group_id == found[1].group_id
     with relations.groups(place.stream, consumer="billing") as groups:
         (again,) = groups
         assert (again.group_id, again.deliveries) == (found[1].group_id, 2)
@@ -381,9 +380,8 @@ UNSOUND = [*whole_group(1, 2), of_group(1, 3), *whole_group(2, 1)]
 def test_an_unsound_group_raises_and_stays(place: Place, relations: Relations) -> None:
     """An unsound group is an error for every member until one of them skips it."""
     place.put_recorded(*UNSOUND)
-    with pytest.raises(errors.GroupConflict) as caught:
+    with raising(errors.GroupConflict, group_id=group_id(1), anomaly="past_last"):
         given(relations, place.stream)
-    assert (caught.value.group_id, caught.value.anomaly) == (group_id(1), "past_last")
     assert given(relations, place.stream, on_conflict="skip") == ids(2)
     assert states(place) == {1: "dead", 2: "done"}
 
@@ -536,14 +534,12 @@ def test_what_retention_has_dropped_is_named_and_pruned(place: Place, relations:
     assert states(place) == {1: "done", 2: "ready", 3: "open"}
     place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=stream)
     place.put(of_group(1, 2, last=True), to=stream)
-    with StreamReader.open(place.amqp) as reader:
-        wait_until(lambda: (reader.bounds(stream).first or 0) > 4, what="retention")
+    wait_until(lambda: (place.bounds(stream).first or 0) > 4, what="retention")
     place.record(stream)
     prune(place.amqp, place.engine.url)
     assert states(place) == {1: "done", 2: "ready"}, "a message of the first is retained"
-    with pytest.raises(errors.GroupConflict) as caught:
+    with raising(errors.GroupConflict, group_id=group_id(2), anomaly="expired"):
         given(relations, stream)
-    assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
     assert given(relations, stream, on_conflict="skip") == []
     prune(place.amqp, place.engine.url)
     assert states(place) == {1: "done"}
@@ -557,9 +553,8 @@ def test_pruned_rows_end_a_group_although_a_new_leader_retains_its_messages(plac
         next(groups)
     place.sql("UPDATE relatum.streams SET retained_from = 1")
     place.sql("DELETE FROM relatum.relationships WHERE stream_offset = 0")
-    with pytest.raises(errors.GroupConflict) as caught:
+    with raising(errors.GroupConflict, anomaly="expired"):
         given(relations, place.stream)
-    assert caught.value.anomaly == "expired"
     assert given(relations, place.stream, on_conflict="skip") == []
     assert states(place) == {1: "dead"}
 
@@ -576,8 +571,7 @@ def test_a_copy_that_retention_has_dropped_leaves_the_other(
     place.put(of_group(1, 2, last=True, time_us=now + 1))
     place.record(short, place.stream)
     place.put(*((b"x" * 10_000, {}) for _ in range(60)), to=short)
-    with StreamReader.open(place.amqp) as reader:
-        wait_until(lambda: (reader.bounds(short).first or 0) > 0, what="retention")
+    wait_until(lambda: (place.bounds(short).first or 0) > 0, what="retention")
     with relations.groups([short, place.stream], consumer="billing") as groups:
         assert [[message.id for message in group] for group in groups] == [[(place.stream, 0), (place.stream, 1)]]
 

@@ -13,12 +13,13 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum import errors
 from relatum.membership import GROUP_KEY, Membership, assess, membership
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message
 from tests.contract._clients import CLIENTS, CONFIRMING, Line, open_line
 from tests.support import broker_connection, unique_name, wait_until
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 from tests.support.publishing import lose_confirm
+from tests.support.raising import raising
 
 ID = "0123456789abcdef" * 3
 
@@ -79,8 +80,7 @@ def line(request: pytest.FixtureRequest, amqp_url: str) -> Iterator[Line]:
 
 def messages(place: Place, count: int, stream: str | None = None) -> list[Message]:
     """All messages of a stream, once there are so many: not each client waits for confirms."""
-    with StreamReader.open(place.stream_url) as reader:
-        wait_until(lambda: reader.bounds(stream or place.stream).last == count - 1, what=f"{count} messages")
+    wait_until(lambda: place.bounds(stream).last == count - 1, what=f"{count} messages")
     return place.messages(stream)
 
 
@@ -150,9 +150,8 @@ def test_a_group_can_do_without_confirms(line: Line, place: Place) -> None:
 def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
     """Leaving a group before its last message is an error that names it, and a group that has ended refuses puts."""
     group = Putting(line, place.stream)
-    with pytest.raises(errors.IncompleteGroup) as caught, group:
+    with raising(errors.IncompleteGroup, group_id=group.group_id, missing=(), last_sequence=None), group:
         group.put_each([b"", b""])
-    assert (caught.value.group_id, caught.value.missing, caught.value.last_sequence) == (group.group_id, (), None)
     raised = Putting(line, place.stream, group_id=group.group_id, start=3)
     with pytest.raises(ZeroDivisionError), raised:
         raised.put_each(b"%d" % (1 / number) for number in (1, 0))
@@ -167,9 +166,8 @@ def test_a_group_ends_with_its_last_message(line: Line, place: Place) -> None:
         whole.put(last=True)
         ended = (group, raised, unfinished, whole)
         for each, last in [(each, last) for each in ended for last in (False, True)]:
-            with pytest.raises(errors.InvalidGroup) as refused:
+            with raising(errors.InvalidGroup, reason="group_has_ended"):
                 each.put(last=last)
-            assert refused.value.reason == "group_has_ended"
     # Each had its own channel, and there is no order across channels.
     assert sorted(numbers(messages(place, 5))) == up_to(5)
 
@@ -190,9 +188,8 @@ def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place, connection: B
             group.put()
             with pytest.raises(errors.InvalidRelationshipKey):
                 group.put(line.message(headers={"order_id": 1.5}))
-            with pytest.raises(errors.PublishUnroutable) as unroutable:
+            with raising(errors.PublishUnroutable, in_stream=False):
                 group.put(routing_key=unique_name())
-            assert unroutable.value.in_stream is False
             with pytest.raises(errors.PublishNacked):
                 group.put(routing_key=full)
             with pytest.raises(errors.PublishUnroutable):
@@ -306,9 +303,8 @@ def test_what_cannot_be_a_group_is_refused(line: Line, place: Place) -> None:
         lambda: Putting(line, None, channel),  # type: ignore[arg-type]
         lambda: group.resume(None),
     ):
-        with pytest.raises(errors.InvalidGroup) as caught:
+        with raising(errors.InvalidGroup, reason="option_invalid"):
             refuse()
-        assert caught.value.reason == "option_invalid"
     with pytest.raises(errors.GroupConflict):
         group.resume(assess(ID, [Membership(ID, 1, True), Membership(ID, 2, True)]))
     group.put()

@@ -75,6 +75,19 @@ def buried(place: Place, dead_stream: str, reason: str, messages: list[Message] 
     return place.messages(dead_stream)
 
 
+def unpublished(patch: pytest.MonkeyPatch, offset: int, *failures: Exception) -> list[Exception]:
+    """Let publishing the dead letter of an offset fail so often; give the failures that are left."""
+    left, publish = list(failures), DeadLetters.publish
+
+    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
+        if message.offset == offset and left:
+            raise left.pop()
+        publish(self, message, reason, **headers)
+
+    patch.setattr(DeadLetters, "publish", failing)
+    return left
+
+
 def test_headers_larger_than_a_frame_are_left_out_of_a_dead_letter(place: Place, dead_stream: str) -> None:
     """A dead letter leaves out the headers that no longer fit into a frame."""
     place.put((b"body", pika.BasicProperties(headers=LARGE, correlation_id="c")))
@@ -168,14 +181,7 @@ def test_dead_letters_are_published_once_though_the_broker_goes_away_among_them(
 ) -> None:
     """A bulk's confirmed dead letters are not published again when the others are."""
     place.put(*identified("a", "b", "c"))
-    publish, failures = DeadLetters.publish, [BrokerUnavailable("away"), BrokerUnavailable("away")]
-
-    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
-        if message.offset == 2 and failures:
-            raise failures.pop()
-        publish(self, message, reason, **headers)
-
-    monkeypatch.setattr(DeadLetters, "publish", failing)
+    failures = unpublished(monkeypatch, 2, BrokerUnavailable("away"), BrokerUnavailable("away"))
     found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "a", "b", "c", bulk_messages=3)
     assert found == dict.fromkeys(("a", "b", "c"), (DEAD, "ValueError: no"))
     assert not failures
@@ -188,14 +194,7 @@ def test_a_dead_letter_that_has_to_wait_fails_no_other_message_of_a_joined_bulk(
 ) -> None:
     """A joined attempt whose dead letters cannot be published now is repeated, and counts for none."""
     place.put(*identified("bad", "good"))
-    publish, failures = DeadLetters.publish, [error]
-
-    def failing(self: DeadLetters, message: Message, reason: str, **headers: Any) -> None:
-        if failures:
-            raise failures.pop()
-        publish(self, message, reason, **headers)
-
-    monkeypatch.setattr(DeadLetters, "publish", failing)
+    unpublished(monkeypatch, 0, error)
     options = {"bulk_messages": 2, "max_age_s": 3.0, "joins_transaction": True}
     found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "bad", "good", **options)
     assert found == {"bad": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}

@@ -10,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.keys import preset
 from relatum_consumer import Relations
-from tests.support import reader_of, run_python, unique_name, wait_until
+from tests.support import run_python, unique_name, wait_until
 from tests.support.place import Place
 
 
@@ -31,8 +31,7 @@ def run(*arguments: str) -> dict[str, Any]:
 
 def record(place: Place, name: str, *, count: int) -> None:
     """Record the stream's messages by a preset's keys, once there are so many."""
-    with reader_of(place.amqp) as reader:
-        wait_until(lambda: reader.bounds(place.stream).last == count - 1, what=f"{count} messages")
+    wait_until(lambda: place.bounds().last == count - 1, what=f"{count} messages")
     place.record(keys=preset(name))
 
 

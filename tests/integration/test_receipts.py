@@ -19,6 +19,7 @@ from tests.support import all_plain, broker_connection, run_python, unique_name,
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place
 from tests.support.proxy import Proxy
+from tests.support.routing import confirming
 from tests.support.threads import Threads
 
 
@@ -72,9 +73,7 @@ def test_a_message_that_was_published_again_adds_no_places(
     assert receipt.wait() == expected
     message = place.messages()[0]
     again = pika.BasicProperties(message_id=message.properties.message_id, headers=dict(message.headers))
-    with broker_connection(place.amqp) as connection:
-        bare = connection.channel()
-        bare.confirm_delivery()
+    with confirming(place.amqp) as bare:
         for stream in (place.stream, other_stream):
             bare.basic_publish("", stream, b"once", again)
             # It is recorded before a later message of its stream.

@@ -22,8 +22,7 @@ from tests.support.leases import LEASE_S, let_lapse, record_as
 from tests.support.place import Place
 from tests.support.plans import EACH_MODE, nodes_of, plan_of_statement
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq_tools import evaluate
-from tests.support.tapped import PASSWORD, add_users, as_user
+from tests.support.rabbitmq_tools import PASSWORD, add_users, as_user, evaluate
 
 STREAMS = 6
 KEY = "order_id"

@@ -14,7 +14,7 @@ from relatum import errors, metrics
 from relatum.contexts import AsyncSerialConsumer, SerialBatch, SerialConsumer, forget_consumer
 from relatum.reading import StreamReader
 from relatum.superstreams import add_partition
-from tests.support import declare_stream, delete_stream, wait_until
+from tests.support import cancel, declare_stream, delete_stream, wait_until
 from tests.support.commits import bodies_written, written
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume
@@ -376,9 +376,7 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
         assert batch is not None
         beginning = asyncio.create_task(batch.transaction().__aenter__())
         await asyncio.sleep(0)
-        beginning.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await beginning
+        await cancel(beginning)
         # The member's own sessions are briefly idle in a transaction.
         await asyncio.to_thread(wait_until, lambda: not stage.sql(IDLE), what="no transaction is left")
         inside = asyncio.Event()
@@ -391,9 +389,7 @@ async def test_a_cancelled_transaction_is_rolled_back(stage: Stage) -> None:
 
         task = asyncio.create_task(hang())
         await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         await batch.acknowledge()
     assert bodies_written(stage.engine) == []
 
@@ -413,9 +409,7 @@ async def test_a_start_that_is_cancelled_leaves_no_member(stage: Stage) -> None:
     member = stage.made(kind=AsyncSerialConsumer, lease_s=60.0)
     starting = asyncio.create_task(member.start())
     await asyncio.sleep(0)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
+    await cancel(starting)
     assert stage.sql("SELECT FROM relatum.serial_members") == []
     assert stage.sql(HOLDERS) == [(None,)]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"relatum-{stage.bed.name}")]

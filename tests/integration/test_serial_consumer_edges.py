@@ -14,6 +14,7 @@ from relatum.common.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.contexts._partition_log import Adoption, Marker
 from tests.support import broker_connection, wait_until
+from tests.support.routing import confirming
 from tests.support.serial_consuming import SerialBed, Stage, bodies, next_batches
 
 CIRCLE = ((0, 1), (1, 2), (2, 0))
@@ -249,11 +250,9 @@ def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, 
     with (
         SerializationContexts(bed.name, stage.database_url, broker=broker) as contexts,
         ContextRouter(bed.name, stage.database_url, broker=stage.amqp_url) as router,
-        broker_connection(stage.amqp_url) as connection,
+        confirming(stage.amqp_url) as channel,
         stage.consumer() as member,
     ):
-        channel = connection.channel()
-        channel.confirm_delivery()
         for number in range(3):
             for name in NAMES:
                 properties = pika.BasicProperties(headers={CONTEXT_HEADER: name})

@@ -21,10 +21,10 @@ from relatum.recording import verify
 from relatum.superstreams import StreamOptions, declare_super_stream, describe_super_stream
 from relatum.tapping import Tap, defined_taps, tap, untap
 from relatum_consumer import Relations, Status
-from tests.support import broker_connection, record, unique_name, wait_until
-from tests.support.rabbitmq_tools import run_tool
+from tests.support import record, unique_name, wait_until
+from tests.support.rabbitmq_tools import add_users, as_user, run_tool
+from tests.support.routing import confirming
 from tests.support.standstill import somebody_waits
-from tests.support.tapped import add_users, as_user
 
 SMALL = StreamOptions(max_length_bytes=10_000_000)
 TYPES = {"topic": (), "fanout": (), "headers": (), "direct": ("", "a.b", "")}
@@ -99,10 +99,8 @@ def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
 
 @pytest.fixture
 def bed(server: LocalRabbitMQ, database_url: str, engine: sa.Engine) -> Iterator[Bed]:
-    with broker_connection(server.broker_url) as connection:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        yield Bed(server, database_url, engine, connection, channel)
+    with confirming(server.broker_url) as channel:
+        yield Bed(server, database_url, engine, channel.connection, channel)
 
 
 @pytest.mark.parametrize("has_stream", [True, False])

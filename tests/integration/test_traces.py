@@ -10,7 +10,7 @@ import pytest
 from relatum import MessageId
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import KeyDefinition, moment
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message
 from relatum.store.catalog import add_keys
 from relatum.store.database import Database
 from relatum_consumer import Relations, Status, Trace
@@ -295,8 +295,7 @@ def test_where_a_stream_begins_is_asked_only_where_a_proof_needs_it(
         place.put(*[b"x" * 10_000] * 60, to=short_stream)
         for stream in held:
             wait_recorded(place.amqp, place.engine, stream)
-    with StreamReader.open(place.stream_url) as reader:
-        first, last = reader.bounds(short_stream)
+    first, last = place.bounds(short_stream)
     assert first is not None
     assert last is not None
     assert first > 0

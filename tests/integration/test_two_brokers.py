@@ -21,7 +21,7 @@ from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import declare_stream, delete_stream, new_streams, wait_until
 from tests.support.place import Place
-from tests.support.tapped import add_users, as_user
+from tests.support.rabbitmq_tools import add_users, as_user
 
 pytestmark = pytest.mark.differs
 
@@ -105,8 +105,7 @@ def test_another_brokers_retention_prunes_nothing(two: Two) -> None:
     assert id_of(there) != id_of(here)
     there.declare_again(x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
     there.put(*[b"x" * 10_000] * 60)
-    with StreamReader.open(there.amqp) as reader:
-        wait_until(lambda: (reader.bounds(there.stream).first or 0) > 5, what="retention")
+    wait_until(lambda: (there.bounds().first or 0) > 5, what="retention")
     before = here.rows()
     report = prune(there.amqp, there.engine.url)
     assert isinstance(report.failed[there.stream], AnotherBroker)

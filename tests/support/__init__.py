@@ -12,6 +12,7 @@ from tests.support._recording import recorded_to as recorded_to
 from tests.support._recording import recording as recording
 from tests.support._recording import rows_of as rows_of
 from tests.support._recording import wait_recorded as wait_recorded
+from tests.support._streams import Delivered as Delivered
 from tests.support._streams import all_plain as all_plain
 from tests.support._streams import broker_connection as broker_connection
 from tests.support._streams import declare_stream as declare_stream
@@ -20,11 +21,13 @@ from tests.support._streams import make_streams_survive as make_streams_survive
 from tests.support._streams import new_streams as new_streams
 from tests.support._streams import publish_plain as publish_plain
 from tests.support._streams import read_plain as read_plain
+from tests.support._streams import read_stream as read_stream
 from tests.support._streams import server_version as server_version
 from tests.support._streams import stream_available as stream_available
 from tests.support._streams import unique_name as unique_name
 from tests.support._waiting import LIMIT_S as LIMIT_S
 from tests.support._waiting import START_S as START_S
+from tests.support._waiting import cancel as cancel
 from tests.support._waiting import in_a_loop as in_a_loop
 from tests.support._waiting import in_a_try as in_a_try
 from tests.support._waiting import until_answered as until_answered

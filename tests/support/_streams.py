@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pika
 import pika.exceptions
@@ -18,7 +18,20 @@ _INTERNAL_ERROR = 541
 """The code with which RabbitMQ 3.10 closes a connection whose channel's first publish to a stream finds its coordinator
 without a leader, as after the death of the node that led it. Nothing was written then."""
 
-Delivered = tuple[int, pika.BasicProperties, bytes]
+UNACKNOWLEDGED = 500
+
+
+class Delivered(NamedTuple):
+    """A message of a stream, as AMQP 0.9.1 delivers it."""
+
+    offset: int
+    properties: pika.BasicProperties
+    body: bytes
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        return self.properties.headers or {}
+
 
 Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 """A body, or a body with its headers or properties."""
@@ -111,16 +124,27 @@ def all_plain(amqp_url: str, stream: str) -> list[Delivered]:
     if last is not None:
         for each in _deliveries(amqp_url, stream, "first", LIMIT_S):
             found.append(each)
-            if each[0] >= last:
+            if each.offset >= last:
                 return found
-        raise AssertionError(f"{stream} was read to {found[-1][0]} and not to {last}")
+        raise AssertionError(f"{stream} was read to {found[-1].offset} and not to {last}")
     return found
+
+
+def read_stream(amqp_url: str, stream: str) -> Iterator[Delivered]:
+    """All messages of a stream, without a question by Relatum: up to one that this publishes and does not give."""
+    end = unique_name("end")
+    publish_plain(amqp_url, stream, [(b"", pika.BasicProperties(message_id=end))])
+    for each in _deliveries(amqp_url, stream, "first", LIMIT_S):
+        if each.properties.message_id == end:
+            return
+        yield each
+    raise AssertionError(f"{stream} was not read to its end")
 
 
 def _deliveries(amqp_url: str, stream: str, offset: int | str, more_s: float) -> Iterator[Delivered]:
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
-        channel.basic_qos(prefetch_count=500)
+        channel.basic_qos(prefetch_count=UNACKNOWLEDGED)
         limit = time.monotonic() + LIMIT_S
         arguments = {"x-stream-offset": offset}
         for method, properties, body in channel.consume(stream, arguments=arguments, inactivity_timeout=more_s):
@@ -129,8 +153,9 @@ def _deliveries(amqp_url: str, stream: str, offset: int | str, more_s: float) ->
                     return
                 continue
             limit = 0.0
-            channel.basic_ack(method.delivery_tag)
-            yield int(properties.headers["x-stream-offset"]), properties, body
+            if method.delivery_tag % (UNACKNOWLEDGED // 4) == 0:
+                channel.basic_ack(method.delivery_tag, multiple=True)
+            yield Delivered(int(properties.headers["x-stream-offset"]), properties, body)
 
 
 def make_streams_survive(server: LocalRabbitMQ) -> None:

@@ -61,6 +61,13 @@ def in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(limited())
 
 
+async def cancel(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task, which must end by that."""
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
 def result_of(runner: asyncio.Runner, given: Any) -> Any:
     """What a call gave, or what it gives on the runner's loop, of an iteration all of it: in the caller's context."""
 

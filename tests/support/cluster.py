@@ -22,7 +22,7 @@ from relatum.wire.frames import StreamPlaces
 from tests.support._streams import declare_stream, make_streams_survive, server_version
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import STREAM_OFFSET, Identity, free_port
-from tests.support.rabbitmq_tools import change_stopped, erl_call
+from tests.support.rabbitmq_tools import change_stopped, erl_call, run_tool
 
 NODES: Final = (1, 2, 3)
 
@@ -67,18 +67,6 @@ class ClusterNode(LocalRabbitMQ):
                 f" -kernel inet_dist_use_interface {{{cluster.address(self.number).replace('.', ',')}}}"
             ),
         }
-
-    def run_tool(self, name: str, *arguments: str, timeout_s: float = START_S) -> str:
-        environment = {
-            **self._environment(),
-            "RABBITMQ_CTL_ERL_ARGS": f"{self._cluster.distribution} -dist_listen false",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
-        }
-        script = Path(self._command()[0]).with_name(name)
-        command = [str(script), "--quiet", "--longnames", "--node", self._cluster.erlang_name(self.number), *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
 
     def eval(self, expression: str) -> str:
         address = f"{self._cluster.address(self.number)}:{self._cluster.distribution_port}"
@@ -188,13 +176,15 @@ class Cluster:
         """
         self._had_faults = True
         has_command = server_version(self.amqp_url(number)) >= (4,)
-        command = ("restart_stream", stream, "--preferred-leader-node", self.erlang_name(number))
+        command = ("--quiet", "--longnames", "restart_stream", stream, "--preferred-leader-node")
 
         def moved() -> bool:
             leader = self.leader_of(stream)
             if leader is not None and leader != number:
                 if has_command:
-                    self.nodes[number].run_tool("rabbitmq-streams", *command)
+                    name = self.erlang_name(number)
+                    at = self.distribution_port
+                    run_tool(self.nodes[number], "rabbitmq-streams", *command, name, node=name, port=at)
                 else:
                     assert number != NODES[-1], "RabbitMQ 3.10 cannot make node 3 the leader"
                     self.stop(leader)

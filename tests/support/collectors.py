@@ -3,14 +3,15 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pika
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from relatum.collecting import (
     AsyncMessageCollector,
@@ -28,8 +29,6 @@ from relatum.collecting import _collector_store as statements  # noqa: F401
 from relatum.collecting._collector_store import CollectorStore as CollectorStore
 from tests.support._waiting import wait_until
 from tests.support.place import Place
-
-T = TypeVar("T")
 
 UNKNOWN, COLLECTED, FORWARDED = OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
@@ -58,35 +57,11 @@ class StoreMember:
         return self.store.outcomes_of([message_id])[message_id]
 
 
-@contextmanager
-def a_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """What runs coroutines to their ends, in an event loop in a thread, in which no task may be left at the end."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="tests-loop")
-    thread.start()
-
-    def run(coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
-
-    async def others() -> list[str]:
-        return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    try:
-        yield run
-    finally:
-        left = run(others())
-        run(loop.shutdown_default_executor())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(90)
-        loop.close()
-    assert left == []
-
-
 class AsyncCollectorFace:
     """`AsyncMessageCollector` in a loop of a thread; executors and handlers are called by coroutine functions."""
 
-    def __init__(self, run: Callable[[Coroutine[Any, Any, Any]], Any], **options: Any) -> None:
-        self._run = run
+    def __init__(self, portal: BlockingPortal, **options: Any) -> None:
+        self._portal = portal
         self._collector = AsyncMessageCollector(**options)
 
     def register_executor(self, type_: str, executor: Callable[[Bulk], Any], *options: ExecutorOptions) -> None:
@@ -113,7 +88,11 @@ class AsyncCollectorFace:
         found = getattr(self._collector, name)
         if not iscoroutinefunction(found):
             return found
-        return lambda *arguments, **options: self._run(found(*arguments, **options))
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            return self._portal.start_task_soon(partial(found, *arguments, **options)).result(120)
+
+        return run
 
 
 COLLECTOR_FACES = ["threads", "asyncio"]
@@ -125,8 +104,14 @@ def collectors_of(face: str) -> Iterator[Callable[..., Any]]:
     if face == "threads":
         yield MessageCollector
         return
-    with a_loop() as run:
-        yield partial(AsyncCollectorFace, run)
+
+    async def tasks() -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    with start_blocking_portal() as portal:
+        before = portal.call(tasks)
+        yield partial(AsyncCollectorFace, portal)
+        assert portal.call(tasks) == before
 
 
 FOREVER: dict[str, Any] = {"max_age_s": 600.0, "bulk_messages": 1000}

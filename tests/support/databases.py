@@ -6,6 +6,7 @@ renamed, so that nothing that was left running finds it. One that differs otherw
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
@@ -27,6 +28,9 @@ WHERE c.relkind = 'r' AND c.oid >= 16384 AND n.nspname !~ '^pg_' AND pg_relation
 
 LARGE: Final = 1 << 19
 """Bytes of a table from which on its files are made again, and with them those of all that refer to it."""
+
+RELEASE_0_4: Final = "0004"
+"""The newest revision of release 0.4.0."""
 
 _SEQUENCES: Final = """
 SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) FROM pg_sequences
@@ -98,6 +102,12 @@ def new_database(server_url: str, statement: LiteralString, *names: str) -> Iter
         yield named(server_url, name)
     finally:
         administer(server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+def make_release_0_4(database_url: str) -> None:
+    """Make a database as release 0.4.0 left it."""
+    with psycopg.connect(database_url) as connection:
+        connection.execute(Path(__file__).with_name("release_0_4.sql").read_bytes())
 
 
 class Databases:

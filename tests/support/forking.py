@@ -1,13 +1,10 @@
 """Running things in child processes, however those are started; also what a child of any kind imports."""
 
 import os
-import pickle
-import select
-import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe, get_context
 from typing import Any, TypeVar
 
 import pika
@@ -21,41 +18,29 @@ T = TypeVar("T")
 
 def in_child(function: Callable[[], T], limit_s: float = 60.0) -> T:
     """What a function gives in a forked child. It fails with what the child raised, or where it hangs."""
-    reader, writer = os.pipe()
+    receiver, sender = Pipe(duplex=False)
+
+    def answer() -> None:
+        try:
+            sender.send((True, function()))
+        except BaseException as error:
+            sender.send((False, f"{type(error).__name__}: {error}"))
+        os._exit(0)
+
+    child = get_context("fork").Process(target=answer)
     with warnings.catch_warnings():
         # Python 3.12 and later warn of forks beside threads, which is what these tests are about.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            answer = pickle.dumps((True, function()))
-        except BaseException as error:
-            answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
-        os.write(writer, answer)
-        os._exit(0)
-    os.close(writer)
+        child.start()
+    sender.close()
     try:
-        return _answer(reader, child, limit_s)
+        assert receiver.poll(limit_s), f"the child did not end within {limit_s:g} s: it waits for what is the parent's"
+        works, result = receiver.recv()
     finally:
-        os.close(reader)
-        os.waitpid(child, 0)
-
-
-def _answer(reader: int, child: int, limit_s: float) -> Any:
-    data, until = b"", time.monotonic() + limit_s
-    while True:
-        ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-            raise AssertionError(f"the child did not end within {limit_s:g} s: it waits for what is the parent's")
-        part = os.read(reader, 65536)
-        if not part:
-            break
-        data += part
-    works, result = pickle.loads(data)
-    if not works:
-        raise AssertionError(f"in the child: {result}")
-    return result
+        child.kill()
+        child.join()
+    assert works, f"in the child: {result}"
+    return result  # type: ignore[no-any-return]
 
 
 def opened(broker: Broker, database_url: str) -> Any:

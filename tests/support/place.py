@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import Broker
-from relatum.reading import Message
+from relatum.reading import Message, StreamBounds
 from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
 from relatum.superstreams import Layout
 from tests.support._recording import Keys, reader_of, record, recorded_to, recording, rows_of, wait_recorded
@@ -70,6 +70,10 @@ class Place:
 
     def values(self) -> list[str]:
         return [value for _, value, _ in self.rows()]
+
+    def bounds(self, stream: str | None = None) -> StreamBounds:
+        with reader_of(self.amqp) as reader:
+            return reader.bounds(stream or self.stream)
 
     def backfill(self, **options: Any) -> BackfillReport:
         return backfill(self.amqp, self.engine.url, self.stream, **options)

@@ -1,26 +1,28 @@
-"""RabbitMQ's own tools, run on a private broker."""
+"""RabbitMQ's own tools, run on a private broker; and users there that may do little."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from relatum.local import LocalRabbitMQ
 from tests.support._waiting import START_S, wait_until
 from tests.support.ports import DISTRIBUTION_OFFSET
 
+PASSWORD = "secret"
 
-def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
+
+def run_tool(
+    server: LocalRabbitMQ, name: str, *arguments: str, node: str = "relatum@localhost", port: int | None = None
+) -> str:
+    """Run a tool to its end, at a node of Erlang's distribution that listens on a port; gives what it printed."""
     script = Path(server._command()[0]).with_name(name)
-    environment = {
-        **server._environment(),
-        # A private broker has no epmd; the tool must not listen where the broker does.
-        "RABBITMQ_CTL_ERL_ARGS": (
-            f"-start_epmd false -erl_epmd_port {server.port + DISTRIBUTION_OFFSET} -dist_listen false"
-        ),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
-    }
-    command = [str(script), "--node", "relatum@localhost", *arguments]
+    # A private broker has no epmd; the tool must not listen where the broker does.
+    distribution = f"-start_epmd false -erl_epmd_port {port or server.port + DISTRIBUTION_OFFSET} -dist_listen false"
+    own = {"RABBITMQ_CTL_ERL_ARGS": distribution, "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": ""}
+    environment = server._environment() | own
+    command = [str(script), "--node", node, *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -57,3 +59,18 @@ def change_stopped(evaluate: Callable[[str], str], change: str) -> None:
     # It answers before its start has ended; a second start then gets "ok", and nothing is started.
     wait_until(lambda: evaluate("whereis(rabbit_boot)") == "undefined", what="the end of its start")
     evaluate(f"ok = rabbit:stop(), {change}, ok = rabbit:start()")
+
+
+def add_users(server: LocalRabbitMQ, users: Mapping[str, tuple[str, str, str]]) -> None:
+    rows = ",".join("{" + ",".join(f'<<"{text}">>' for text in (name, *rights)) + "}" for name, rights in users.items())
+    made = (
+        f'[begin ok = rabbit_auth_backend_internal:add_user(U, <<"{PASSWORD}">>, <<"x">>),'
+        ' ok = rabbit_auth_backend_internal:set_permissions(U, <<"/">>, C, W, R, <<"x">>) end'
+        " || {U, C, W, R} <- [ROWS]]"
+    )
+    evaluate(server, made.replace("ROWS", rows.replace("\\", "\\\\")))
+
+
+def as_user(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{name}:{PASSWORD}@{parts.hostname}:{parts.port}").geturl()

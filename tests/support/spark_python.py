@@ -1,17 +1,13 @@
 """The interpreter of Spark's Python processes: forked of one with all imports, which cost a second each time."""
 
-import atexit
 import os
 import runpy
-import shlex
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
-from tests.support.zygote import Zygote
+from tests.support.zygote import forking
 
 IMPORTED: Final = (
     "pyspark.worker",
@@ -31,18 +27,7 @@ ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHO
 @cache
 def spark_python() -> Path:
     """The program to name in PYSPARK_PYTHON, until this process ends."""
-    made = tempfile.TemporaryDirectory(prefix="spark-python-")
-    directory = Path(made.name)
-    with mock.patch.dict(os.environ, ONE_THREAD):
-        zygote = Zygote(IMPORTED, f"{__name__}:run", address=directory / "asked")
-    atexit.register(made.cleanup)
-    atexit.register(zygote.close)
-    client = Path(__file__).with_name("zygote_client.py")
-    program = directory / "python"
-    words = [sys.executable, "-I", "-S", str(client), str(directory / "asked")]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-    program.chmod(0o700)
-    return program
+    return forking(f"{__name__}:run", *IMPORTED, **ONE_THREAD)
 
 
 def run() -> None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,21 +15,14 @@ def beside(
     run: Callable[..., T], *arguments: Any, stop: Callable[[], object] = lambda: None, name: str = "beside a test"
 ) -> Iterator[Future[T]]:
     """Run a function in a thread beside the block, at whose end it is stopped and waited for; it must not fail."""
-    running: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            running.set_result(run(*arguments))
-        except BaseException as error:
-            running.set_exception(error)
-
-    thread = threading.Thread(target=work, name=name)
-    thread.start()
+    threads = ThreadPoolExecutor(1, name)
+    running = threads.submit(run, *arguments)
     try:
         yield running
     finally:
         stop()
-        thread.join(90)
+        wait([running], 90)
+        threads.shutdown(wait=running.done())
     running.result(0)
 
 

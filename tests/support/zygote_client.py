@@ -11,10 +11,10 @@ from contextlib import suppress
 def main(address: str, *arguments: str) -> int:
     ended, child_ended = os.pipe()
     told = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}  # noqa: PTH109 (quick)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-        asking.connect(address)
-        socket.send_fds(asking, [json.dumps(told).encode()], [child_ended, 1, 2, 0])
-        pid = int(asking.recv(64))
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking.connect(address)
+    socket.send_fds(asking, [json.dumps(told).encode()], [child_ended, 1, 2, 0])
+    pid = int(asking.recv(64))
 
     def end(number: int, _: object) -> None:
         with suppress(ProcessLookupError):

@@ -281,24 +281,6 @@ def finish(world: World, *, is_wrong: bool) -> None:
     assert is_wrong or world.counts["told by a clock"] == 1  # the first message alone
 
 
-@pytest.mark.parametrize("publications", [publication.Publications, _CountedFromTheEnd], ids=["begin", "end"])
-def test_a_look_serves_from_where_it_began(publications: Any) -> None:
-    """The answer of a look is late: the fence of a move that began behind it may be there by then."""
-    world = World(("a",), publications=publications)
-    world.add_consumer("first", at_end=False)
-    go_on(world, begun(world, world.publish, 0, "a", "p0"))
-    publication_of_a = begun(world, world.publish, 0, "a", "p0")
-    go_on(world, publication_of_a, "send")
-    look = begun(world, world.look, 0)
-    world._perform(look, late=True)
-    mover = begun(world, start_move, world, frozenset("a"), "p1")
-    go_on(world, mover, "publish")
-    world._perform(look)
-    world._perform(mover)
-    go_on(world, publication_of_a)
-    finish(world, is_wrong=publications is _CountedFromTheEnd)
-
-
 @pytest.mark.parametrize("wait", [1.0, 1 - STALL_S / MOVE_WAIT_S], ids=["with the margin", "without"])
 def test_a_move_waits_for_a_clock_that_stood_still(wait: float) -> None:
     """A publisher's machine is paused with its clock between look and confirm, for as long as that may be."""

@@ -15,7 +15,7 @@ import pytest
 
 from relatum.common.waiting import Threads, in_thread, left_s, pause, within
 from relatum.errors import Transient
-from tests.support import LIMIT_S, wait_until
+from tests.support import LIMIT_S, cancel, wait_until
 from tests.support.forking import in_child
 from tests.support.standstill import in_time
 
@@ -88,10 +88,8 @@ async def test_a_cancelled_task_frees_its_thread() -> None:
 
     task = asyncio.create_task(in_thread(threads, wait))
     assert await asyncio.to_thread(began.wait, LIMIT_S)
-    task.cancel()
     with in_time(0.1):
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         assert await asyncio.to_thread(ended.wait, LIMIT_S)
     assert await in_thread(threads, abs, -1) == 1
 
@@ -161,9 +159,7 @@ async def test_what_comes_after_threads_were_shut_down_is_given_back() -> None:
     """A call that looks at no deadline, and returns when its task is long gone."""
     threads, taking = Threads(1, "relatum-test"), Taking()
     task = await taking.begun_in(threads)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     threads.shutdown()
     taking.go_on.set()
     assert await asyncio.to_thread(taking.back.get, timeout=LIMIT_S)
