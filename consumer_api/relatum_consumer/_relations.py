@@ -15,7 +15,7 @@ from relatum.common.waiting import LOOK_S, SharedWait, pause, within
 from relatum.errors import AccessRefused, NotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader
-from relatum.store.database import AnyDatabase, Database
+from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum_consumer import _missing
 from relatum_consumer._tracing import TraceMethods
 from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport
@@ -80,7 +80,7 @@ class Relations(TimeMethods, TraceMethods, GroupMethods, Closing):
         checked_seconds("timeout_s", timeout_s)
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
-        self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
+        self._database = Database(database, refusing=CLOSED, idle_s=IDLE_S, connections_max=database_connections_max)
         self._reader = StreamReader(
             self._address, timeout_s=timeout_s, refusing=CLOSED, broker_connections_max=broker_connections_max
         )

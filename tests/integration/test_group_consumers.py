@@ -175,6 +175,17 @@ def test_a_view_older_than_a_stream_ends_no_state(
     assert states(place) == {1: "done"}
 
 
+def test_postgresql_ends_the_transaction_of_a_scan_that_is_frozen(place: Place, relations: Relations) -> None:
+    """Repairs, and the scans of all members, would wait for it."""
+    place.put_recorded(*whole_group(1, 3))
+    place.sql(
+        "CREATE FUNCTION relatum.check_limit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "ASSERT current_setting('idle_in_transaction_session_timeout') <> '0'; RETURN NULL; END $$"
+    )
+    place.sql("CREATE TRIGGER limited AFTER INSERT ON relatum.group_scans EXECUTE FUNCTION relatum.check_limit()")
+    assert given(relations, place.stream) == ids(1)
+
+
 @pytest.mark.parametrize("level", ["read committed", "repeatable read"])
 def test_a_group_that_is_repaired_during_a_scan_is_given(place: Place, level: str) -> None:
     """A scan that waits for a repair does not count as scanned, whatever the database's default isolation level is."""

@@ -42,7 +42,7 @@ def _rows(raw: bytes) -> Any:
     batch = Batch(1, EXTRACTOR, with_time=True)
     batch.add(RecordBatch("s", 7, range(7, 9), [raw, raw], CHUNK_MS, 1))
     blocks = time_blocks(batch.time_offsets, batch.times, None)
-    return batch.lines, blocks, batch.skips, batch.receipts, batch.line_bytes, batch.rows
+    return batch.lines, blocks, batch.skips, batch.receipts, batch.line_bytes
 
 
 def _columns(raw: bytes) -> Any:

@@ -242,8 +242,8 @@ def _upsert(where: str) -> str:
     """
 
 
-# One statement is one round trip and one transaction: it stores a window as scanned, together with the states of the
-# groups that have messages in it, if no other member has scanned it. So a member that dies leaves no partial result.
+# One statement stores a window as scanned, together with the states of the groups that have messages in it, if no other
+# member has scanned it. So a member that dies leaves no partial result.
 STORE_WINDOW: Final = sql(f"""
     WITH moved AS (
       INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
