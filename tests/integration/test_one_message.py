@@ -194,10 +194,11 @@ def test_a_dead_letter_that_has_to_wait_fails_no_other_message_of_a_joined_bulk(
 ) -> None:
     """A joined attempt whose dead letters cannot be published now is repeated, and counts for none."""
     place.put(*identified("bad", "good"))
-    unpublished(monkeypatch, 0, error)
+    left = unpublished(monkeypatch, 0, error)
     options = {"bulk_messages": 2, "max_age_s": 3.0, "joins_transaction": True}
     found = collected(collector_of(dead_letter_stream=dead_stream), refuse, "bad", "good", **options)
     assert found == {"bad": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
+    assert not left
     assert [each.body for each in place.messages(dead_stream)] == [b"bad"]
 
 

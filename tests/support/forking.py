@@ -21,6 +21,7 @@ def in_child(function: Callable[[], T], limit_s: float = 60.0) -> T:
     receiver, sender = Pipe(duplex=False)
 
     def answer() -> None:
+        warnings.simplefilter("error", DeprecationWarning)
         try:
             sender.send((True, function()))
         except BaseException as error:

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
@@ -38,7 +39,7 @@ def forking(call: str, *modules: str, **environment: str) -> Path:
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     program.chmod(0o700)
     atexit.register(made.cleanup)
-    atexit.register(process.communicate)
+    atexit.register(partial(process.communicate, timeout=90))
     return program
 
 
