@@ -1,6 +1,5 @@
 """`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording streams."""
 
-import gc
 from collections import Counter
 from typing import Annotated, Any, Final
 
@@ -56,8 +55,6 @@ def record(
     recorder = recording.Recorder(servers.broker, servers.database_url, streams, keys=keys or (), **options)
     if metrics_port:
         metrics.serve(metrics_port, metrics_host)
-    # By default, each full collection would stop a recorder of a thousand streams for 0.1 s.
-    gc.set_threshold(50_000)
     with stop_signals() as stop:
         recorder.run(stop)
 
