@@ -72,7 +72,7 @@ def is_in_span(time_us: int | None, since: int | None, until: int | None) -> boo
 
 Consumed: TypeAlias = Any
 """A message delivered by a client library; docs/clients.md lists them. None is imported: a message is recognized by its
-class's module and name. See docs/clients.md."""
+class's module and name."""
 
 _ACCEPTED: Final = (
     "lookups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
