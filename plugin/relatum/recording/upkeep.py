@@ -119,8 +119,8 @@ class Membership:
 
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
         share, row = found.share, found.rows.get(stream_id)
-        is_same = row is not None and row.name == stream.name and not self._group.broker.is_other(row.broker_id)
-        if not is_same or stream_id in share.missing:
+        is_other = row is not None and (row.name != stream.name or self._group.broker.is_other(row.broker_id))
+        if row is None or is_other or stream_id in share.missing:
             stream.give_up()
             stream.drop_row()
         elif stream_id in share.held and stream_id not in self._released:
