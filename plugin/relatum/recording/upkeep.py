@@ -119,6 +119,7 @@ class Membership:
 
     def _apply(self, stream: StreamRecording, stream_id: int, found: Renewal) -> None:
         share, row = found.share, found.rows.get(stream_id)
+        # After a failover that lost commits, two streams may have one id until the first is looked up again.
         is_other = row is not None and (row.name != stream.name or self._group.broker.is_other(row.broker_id))
         if row is None or is_other or stream_id in share.missing:
             stream.give_up()
@@ -146,7 +147,7 @@ class Membership:
                 # A killed member with the same holder name may have held other streams.
                 connection.execute(_RELEASE_HOLDER, {"holder": self._member.holder})
             self._member.release(connection, released)
-            # A standby that was promoted without the last commits may have given a row's id to another stream.
+            # A standby that was promoted without the last commits may have assigned a row's id to another stream.
             found = present_streams(connection, wanted).items()
             rows = {stream_id: row for stream_id, row in found if (row.vhost, row.name) == wanted[stream_id]}
             # While it is cut off, this member keeps following streams that no other member takes.
